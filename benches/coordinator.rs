@@ -91,9 +91,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let detect_secs = began.elapsed().as_secs_f64();
     assert!(reason.contains(&format!("process {}", num_workers - 1)), "{reason}");
     println!(
-        "{{\"workers\": {num_workers}, \"form_secs\": {form_secs:.2}, \"memory_mib\": {memory_mib:.0}, \
-         \"heartbeats_per_sec\": {heartbeats:.0}, \"cpu_per_sec\": {cpu_per_sec:.3}, \"hear_ms\": {hear_ms:.0}, \
-         \"detect_secs\": {detect_secs:.1}}}"
+        "{{\"workers\": {num_workers}, \"form_secs\": {form_secs:.2}, \"memory_mib\": \
+         {memory_mib:.0}, \"heartbeats_per_sec\": {heartbeats:.0}, \"cpu_per_sec\": \
+         {cpu_per_sec:.3}, \"hear_ms\": {hear_ms:.0}, \"detect_secs\": {detect_secs:.1}}}"
     );
     Ok(())
 }

@@ -60,8 +60,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(state[7].read(0)?.to_f64(), vec![(WARM_UP + steps) as f64; DIM]);
     micros.sort_by(f64::total_cmp);
     println!(
-        "{{\"replicas\": {num_replicas}, \"median_us\": {:.1}, \"p10_us\": {:.1}, \"load_ms\": {load_ms:.1}, \
-         \"client_ms\": {client_ms:.2}, \"compile_ms\": {compile_ms:.1}}}",
+        "{{\"replicas\": {num_replicas}, \"median_us\": {:.1}, \"p10_us\": {:.1}, \"load_ms\": \
+         {load_ms:.1}, \"client_ms\": {client_ms:.2}, \"compile_ms\": {compile_ms:.1}}}",
         micros[steps / 2],
         micros[steps / 10]
     );
@@ -75,8 +75,9 @@ fn program(num_replicas: usize) -> Program {
     let list =
         |each: &dyn Fn(usize) -> String| (0..NUM_ARRAYS).map(each).collect::<Vec<_>>().join(", ");
     let mut text = format!(
-        "module @dispatch attributes {{mhlo.num_replicas = {num_replicas} : i32, mhlo.num_partitions = 1 : i32}} {{\n\
-         func.func public @main({}) -> ({}) {{\n  %one = stablehlo.constant dense<1.0> : {array}\n",
+        "module @dispatch attributes {{mhlo.num_replicas = {num_replicas} : i32, \
+         mhlo.num_partitions = 1 : i32}} {{\nfunc.func public @main({}) -> ({}) {{\n  %one = \
+         stablehlo.constant dense<1.0> : {array}\n",
         list(&|k| format!("%a{k}: {array} {{tf.aliasing_output = {k} : i32}}")),
         list(&|_| array.clone()),
     );

@@ -58,8 +58,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (alone, normed, tested) = (alone?, normed?, tested?);
         let rate = leaf_gb * num_passes as f64 / alone;
         println!(
-            "{name}: {:.1} ms, {num_passes} * {leaf_gb:.3} GB, {rate:.2} GB/s, {:.2} of the memory's; with the \
-             gradient norm {:.1} ms; in a step {:.1} ms",
+            "{name}: {:.1} ms, {num_passes} * {leaf_gb:.3} GB, {rate:.2} GB/s, {:.2} of the \
+             memory's; with the gradient norm {:.1} ms; in a step {:.1} ms",
             alone * 1e3,
             rate / before,
             normed * 1e3,

@@ -64,7 +64,8 @@ fn a_step_allocates_as_often_for_many_leaves_as_for_few() {
         let (few_leaves, few, few_bytes) = allocations("[8]", replicas);
         let (many_leaves, many, many_bytes) = allocations(&format!("{:?}", [8; 40]), replicas);
         println!(
-            "{replicas} replicas, {STEPS} steps: {few_leaves} leaves {few} allocations, {few_bytes} bytes; {many_leaves} leaves {many}, {many_bytes}"
+            "{replicas} replicas, {STEPS} steps: {few_leaves} leaves {few} allocations, \
+             {few_bytes} bytes; {many_leaves} leaves {many}, {many_bytes}"
         );
         assert!(many_leaves > 10 * few_leaves);
         // Lists have one entry for each leaf, of a few words.

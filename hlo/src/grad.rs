@@ -276,7 +276,9 @@ fn rule<'g>(
             Ok(vec![None, if wanted[1] { Some(source()?) } else { None }])
         }
         Op::While { .. } => {
-            Err("a `while` is not reverse-differentiable; use `scan`, or take the gradient inside its body".into())
+            Err("a `while` is not reverse-differentiable; use `scan`, or take the gradient inside \
+                 its body"
+                .into())
         }
         Op::Gather { num_batch } => {
             Ok(vec![Some(gather::gather_vjp(x[0], x[1], *num_batch, ct)), None])

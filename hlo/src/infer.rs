@@ -502,8 +502,8 @@ fn same(t: &[&TensorType]) -> Result<(), String> {
 
 fn same_varying(t: &[&TensorType]) -> Result<(), String> {
     ensure(t.windows(2).all(|pair| pair[0].varying == pair[1].varying), || {
-        "one operand is the same on all replicas while the other varies; apply `vary` to it: gradients \
-         through it are then summed over the replicas"
+        "one operand is the same on all replicas while the other varies; apply `vary` to it: \
+         gradients through it are then summed over the replicas"
             .into()
     })
 }

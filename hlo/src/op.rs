@@ -363,7 +363,8 @@ named! {
         Abs = "abs", "Absolute value.";
         Ceil = "ceil", "Least whole number >= x.";
         Cosine = "cosine", "Cosine of radians.";
-        Erf = "erf", "Error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x. Of CHLO.";
+        Erf = "erf", "Error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x. Of \
+                      CHLO.";
         Exponential = "exponential", "e^x.";
         ExponentialMinusOne = "exponential_minus_one", "e^x - 1, accurate near 0.";
         Floor = "floor", "Greatest whole number <= x.";

@@ -285,8 +285,8 @@ impl Writer {
                 let dtype = context.graph.ty(node.operands[0]).dtype;
                 let identity = self.identity(context, node, dtype, *reduction);
                 format!(
-                    "stablehlo.reduce({} init: {identity}) applies stablehlo.{} across dimensions = \
-                     {dims:?} : ({}, {}) -> {}",
+                    "stablehlo.reduce({} init: {identity}) applies stablehlo.{} across dimensions \
+                     = {dims:?} : ({}, {}) -> {}",
                     context.name(node.operands[0]),
                     reduction.name(),
                     context.types([node.operands[0]]),
@@ -416,7 +416,8 @@ impl Writer {
             1 => "stablehlo.replica_id : tensor<ui32>",
             // The op gives the number among the replicas of the process.
             _ => &format!(
-                "stablehlo.custom_call @{HOST_REPLICA_ID_TARGET}() {{api_version = 4 : i32}} : () -> tensor<ui32>"
+                "stablehlo.custom_call @{HOST_REPLICA_ID_TARGET}() {{api_version = 4 : i32}} : () \
+                 -> tensor<ui32>"
             ),
         };
         self.line(context, node, &format!("{id} = {number}"));
@@ -546,7 +547,8 @@ fn expression(
             format!("stablehlo.dynamic_update_slice {operands} : {}", signature())
         }
         Op::Pad { low, high, interior } => format!(
-            "stablehlo.pad {operands}, low = {low:?}, high = {high:?}, interior = {interior:?} : {}",
+            "stablehlo.pad {operands}, low = {low:?}, high = {high:?}, interior = {interior:?} : \
+             {}",
             signature()
         ),
         Op::Concatenate { dim } => {
@@ -590,7 +592,8 @@ fn expression(
             signature()
         ),
         Op::ReduceScatter { dim, groups } => format!(
-            "\"stablehlo.reduce_scatter\"({operands}) <{{{}, scatter_dimension = {dim} : i64}}> {} : {}",
+            "\"stablehlo.reduce_scatter\"({operands}) <{{{}, scatter_dimension = {dim} : i64}}> {} \
+             : {}",
             replica_groups(&groups_of.list(mesh, *groups)),
             reducer(Reduction::Sum, context.graph.ty(node.operands[0]).dtype),
             signature()
@@ -598,8 +601,8 @@ fn expression(
         Op::AllToAll { split_dim, concat_dim, groups } => {
             let listed = groups_of.list(mesh, *groups);
             format!(
-                "\"stablehlo.all_to_all\"({operands}) <{{concat_dimension = {concat_dim} : i64, {}, \
-             split_count = {} : i64, split_dimension = {split_dim} : i64}}> : {}",
+                "\"stablehlo.all_to_all\"({operands}) <{{concat_dimension = {concat_dim} : i64, \
+                 {}, split_count = {} : i64, split_dimension = {split_dim} : i64}}> : {}",
                 replica_groups(&listed),
                 listed[0].len(),
                 signature()
@@ -612,8 +615,8 @@ fn expression(
                 .flat_map(|group| pairs.iter().map(|(from, to)| vec![group[*from], group[*to]]))
                 .collect();
             format!(
-                "\"stablehlo.collective_permute\"({operands}) <{{source_target_pairs = dense<{pairs:?}> \
-                 : tensor<{}x2xi64>}}> : {}",
+                "\"stablehlo.collective_permute\"({operands}) <{{source_target_pairs = \
+                 dense<{pairs:?}> : tensor<{}x2xi64>}}> : {}",
                 pairs.len(),
                 signature()
             )
@@ -660,7 +663,8 @@ fn replica_groups(groups: &[Vec<usize>]) -> String {
 fn reducer(reduction: Reduction, dtype: DType) -> String {
     let ty = mlir_type(&TensorType::new(dtype, &[]));
     format!(
-        "({{ ^bb0(%x: {ty}, %y: {ty}): %r = stablehlo.{} %x, %y : {ty} stablehlo.return %r : {ty} }})",
+        "({{ ^bb0(%x: {ty}, %y: {ty}): %r = stablehlo.{} %x, %y : {ty} stablehlo.return %r : {ty} \
+         }})",
         reduction.name()
     )
 }

@@ -236,8 +236,8 @@ impl Tracer {
         let Some(foreign) = tensors.iter().find(|tensor| !std::ptr::eq(tensor.tracer, self)) else {
             return true;
         };
-        let message = "the value belongs to another graph; the body of a loop, case, remat or custom_vjp \
-                       sees outer values only as arguments: pass it as an operand";
+        let message = "the value belongs to another graph; the body of a loop, case, remat or \
+                       custom_vjp sees outer values only as arguments: pass it as an operand";
         self.fail(op, &[*foreign], message.into());
         false
     }

@@ -8,9 +8,9 @@ use crate::{AxisSet, Graph, Op, TensorType};
 pub enum VerifyError {
     /// A value that must be the same on all replicas may differ.
     #[error(
-        "`{name}` would lose lockstep: its value {ty} may differ between replicas over {excess}, where \
-         it must be the same; reduce it over these axes with `all_reduce` (for gradients: take `grad` with \
-         respect to the replicated parameter)"
+        "`{name}` would lose lockstep: its value {ty} may differ between replicas over {excess}, \
+         where it must be the same; reduce it over these axes with `all_reduce` (for gradients: \
+         take `grad` with respect to the replicated parameter)"
     )]
     LosesLockstep {
         /// The output's path.
@@ -47,8 +47,8 @@ pub enum VerifyError {
     /// A loop with collectives inside may run a different number of times on different replicas, or
     /// a case may take different branches.
     #[error(
-        "the loop or case at {location} contains a collective over {axes}, but its condition or index may \
-         differ between these replicas: some would wait forever"
+        "the loop or case at {location} contains a collective over {axes}, but its condition or \
+         index may differ between these replicas: some would wait forever"
     )]
     DivergentCollective {
         /// The caller's source line.

@@ -617,8 +617,9 @@ fn every_op_of_one_replica_gives_the_value_computed_by_hand() {
     ];
     let others = "constant iota compare select clamp convert bitcast_convert broadcast_in_dim \
                   reshape transpose slice dynamic_slice dynamic_update_slice pad concatenate \
-                  reduce dot_general convolution reverse reduce_window select_and_scatter \
-                  gather scatter top_k scan case remat custom_vjp fusion_barrier optimization_barrier stop_gradient";
+                  reduce dot_general convolution reverse reduce_window select_and_scatter gather \
+                  scatter top_k scan case remat custom_vjp fusion_barrier optimization_barrier \
+                  stop_gradient";
     let all = families.into_iter().flatten().chain(others.split_whitespace());
     let missing: Vec<_> = all.filter(|name| !covered.contains(name)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");

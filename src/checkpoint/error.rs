@@ -28,8 +28,9 @@ pub enum Error {
     },
     /// A checkpoint whose manifest is gone.
     #[error(
-        "the checkpoint {path} is damaged: it has no manifest.json, which a save writes last, before the directory gets its name; \
-         bring the file back, or remove the directory: then the checkpoint before it is used, or, without one, the run begins again"
+        "the checkpoint {path} is damaged: it has no manifest.json, which a save writes last, \
+         before the directory gets its name; bring the file back, or remove the directory: then \
+         the checkpoint before it is used, or, without one, the run begins again"
     )]
     Incomplete {
         /// The directory.
@@ -37,8 +38,8 @@ pub enum Error {
     },
     /// A newer program has written it.
     #[error(
-        "{path} has format version {version}, but this program reads versions up to {newest}; use the version of \
-         lockstep that wrote it"
+        "{path} has format version {version}, but this program reads versions up to {newest}; use \
+         the version of lockstep that wrote it"
     )]
     Version {
         /// The directory.
@@ -82,7 +83,8 @@ pub enum Error {
     },
     /// A URL, in a program that was built without object stores.
     #[error(
-        "{path} is in an object store, but this program was built without the feature `object-stores`"
+        "{path} is in an object store, but this program was built without the feature \
+         `object-stores`"
     )]
     NoObjectStores {
         /// The URL.
@@ -90,8 +92,8 @@ pub enum Error {
     },
     /// It holds the checkpoints of another run.
     #[error(
-        "{path} holds checkpoints of another run (the newest is {newest}); continue that run with --resume, or choose \
-         another checkpoint.dir"
+        "{path} holds checkpoints of another run (the newest is {newest}); continue that run with \
+         --resume, or choose another checkpoint.dir"
     )]
     Occupied {
         /// The directory.

@@ -94,8 +94,9 @@ pub(super) fn check_files(dir: &Path, files: &[FileRecord]) -> Result<(), Error>
 }
 
 fn not_shared(dir: &Path) -> Error {
-    let reason = "the processes of the run do not see each other's files there; set checkpoint.dir, or --out, to a \
-                  directory that all hosts share, or checkpoint.dir to a URL of an object store";
+    let reason = "the processes of the run do not see each other's files there; set \
+                  checkpoint.dir, or --out, to a directory that all hosts share, or checkpoint.dir \
+                  to a URL of an object store";
     Error::OtherProcess { path: dir.into(), reason: reason.to_owned() }
 }
 

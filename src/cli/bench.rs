@@ -96,8 +96,8 @@ fn describe_ops(text: &mut String, ops: &OpTimes, step_ms: f64) {
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
-        "\n{} ops of one replica's step without communication, one after the other on one processor: {total:.3} ms, {:.2} of the step\n\
-         {:>9} {:>6} {:>6}  kind",
+        "\n{} ops of one replica's step without communication, one after the other on one \
+         processor: {total:.3} ms, {:.2} of the step\n{:>9} {:>6} {:>6}  kind",
         ops.num_launches,
         total / step_ms,
         "ms",

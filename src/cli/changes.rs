@@ -59,7 +59,8 @@ impl Args for ConfigArgs {
             command.group(ArgGroup::new(GROUP_ID).multiple(true).args(members)).arg(config);
         let backend = Arg::new(BACKEND_ID).long(BACKEND_ID).value_name("BACKEND");
         Changes::augment_args(command).arg(backend.help(
-            "cpu, cuda, tpu, or the path of a plugin: short for --set device.backend=.., after all others",
+            "cpu, cuda, tpu, or the path of a plugin: short for --set device.backend=.., after all \
+             others",
         ))
     }
 
@@ -103,11 +104,12 @@ impl Args for Changes {
         let option = |id: &'static str| Arg::new(id).long(id).action(ArgAction::Append);
         command
             .arg(option(SET_ID).value_name("SECTION.KEY=VALUE").help(
-                "Set a key of the configuration; may be given several times. Paths are relative to the current directory; \
-                 paths in the file are relative to the file",
+                "Set a key of the configuration; may be given several times. Paths are relative to \
+                 the current directory; paths in the file are relative to the file",
             ))
             .arg(option(UNSET_ID).value_name("SECTION.KEY").help(
-                "Take a key of the file, or of an earlier --set, back, so that its default holds; may be given several times",
+                "Take a key of the file, or of an earlier --set, back, so that its default holds; \
+                 may be given several times",
             ))
     }
 

@@ -34,8 +34,8 @@ pub fn run(args: &CompileArgs) -> Result<ExitCode> {
     let mut report = step.compile(&target, args.dump.as_deref())?;
     if step.run.attention == AttentionKernels::Cudnn && report.num_cudnn_calls == 0 {
         say(
-            "no attention is computed by cuDNN: it must be in bf16 (train.precision), in heads of at most 128 columns, a multiple of 8, \
-             without dropout and padding",
+            "no attention is computed by cuDNN: it must be in bf16 (train.precision), in heads of \
+             at most 128 columns, a multiple of 8, without dropout and padding",
         );
     } else if step.run.attention == AttentionKernels::Cudnn {
         say("compiling with compile.kernels=xla to show what cuDNN's attention saves");

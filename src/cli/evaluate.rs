@@ -18,7 +18,8 @@ pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
     let saved = SavedModel::find(&args.run)?;
     let Some((text, path)) = saved.config()? else {
         bail!(
-            "{saved} has no configuration, which names the model and the data; name a checkpoint or the --out of a run"
+            "{saved} has no configuration, which names the model and the data; name a checkpoint \
+             or the --out of a run"
         )
     };
     let config = Config::parse_for_evaluation(&text, &path, &args.sets)?;

@@ -21,8 +21,9 @@ pub(super) fn settle(config: &mut Config, init: Option<&Path>) -> Result<Vec<Str
     let Some(saved) = saved_classes(&path)? else { return Ok(vec![]) };
     if saved.is_multi_label {
         bail!(
-            "{}: problem_type is \"multi_label_classification\": a text may have any number of labels. Only predict takes such \
-             a model; to train it on one label for each text, remove problem_type from its config.json",
+            "{}: problem_type is \"multi_label_classification\": a text may have any number of \
+             labels. Only predict takes such a model; to train it on one label for each text, \
+             remove problem_type from its config.json",
             path.display()
         );
     }
@@ -42,15 +43,16 @@ fn settle_by(
         Order::Of(labels) => texts.labels = labels,
         Order::OfFile => {}
         Order::Number(number) => bail!(
-            "the head of {model} has {number} classes{}, but the labels in data.path are {}; correct data.label, or name all \
-             classes in data.labels, in the order of the head",
+            "the head of {model} has {number} classes{}, but the labels in data.path are {}; \
+             correct data.label, or name all classes in data.labels, in the order of the head",
             saved.names.as_deref().map_or(String::new(), |names| format!(", {}", listed(names))),
             listed(&found)
         ),
         Order::OtherNames(names) => {
             return Ok(vec![format!(
-                "the classes of {model} are {}, but the labels in data.path are {}: its head begins with the labels in this \
-                 order, whatever its rows meant; name them in data.labels to choose another",
+                "the classes of {model} are {}, but the labels in data.path are {}: its head \
+                 begins with the labels in this order, whatever its rows meant; name them in \
+                 data.labels to choose another",
                 listed(&names),
                 listed(&found)
             )]);
@@ -65,7 +67,8 @@ fn check_given(given: &[String], saved: &SavedClasses, model: &str) -> Result<Ve
         saved.num_classes.filter(|number| saved.has_head && *number != given.len())
     {
         bail!(
-            "data.labels has {} classes, but the head of {model} has {number}; name all of them, in its order",
+            "data.labels has {} classes, but the head of {model} has {number}; name all of them, \
+             in its order",
             given.len()
         );
     }
@@ -76,7 +79,8 @@ fn check_given(given: &[String], saved: &SavedClasses, model: &str) -> Result<Ve
         return Ok(vec![]);
     }
     Ok(vec![format!(
-        "data.labels is {}, but the classes of {model} are {}, in this order: its head begins with other meanings",
+        "data.labels is {}, but the classes of {model} are {}, in this order: its head begins with \
+         other meanings",
         listed(given),
         listed(names)
     )])

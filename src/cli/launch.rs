@@ -51,9 +51,8 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         command.iter().any(|word| word.to_str().is_some_and(is_it))
     };
     if max_restarts > 0 && has("--out") && !has("--resume") {
-        say(
-            "warning: the command has no --resume: after a failure, the job cannot continue its run",
-        );
+        say("warning: the command has no --resume: after a failure, the job cannot continue its \
+             run");
     }
     let num_hosts = hosts.get();
     if host_index >= num_hosts {
@@ -70,8 +69,8 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     let num_local = num_processes / num_hosts;
     if num_local > MAX_PER_CORE * cores {
         return Err(wrong_usage(&format!(
-            "{num_local} processes on this host are more than {MAX_PER_CORE} for each of its {}; lower \
-             --num-processes",
+            "{num_local} processes on this host are more than {MAX_PER_CORE} for each of its {}; \
+             lower --num-processes",
             counted(cores, "core")
         )));
     }

@@ -112,7 +112,8 @@ pub fn check_dir(
         None => Ok(()),
         Some(_) if overwrite || is_earlier() => Ok(()),
         Some(_) => bail!(
-            "{option}: {} has files of these names: {}; choose another directory, or replace them with --overwrite",
+            "{option}: {} has files of these names: {}; choose another directory, or replace them \
+             with --overwrite",
             dir.display(),
             there.join(", ")
         ),

@@ -94,8 +94,8 @@ fn in_words(verified: &Verified) -> String {
         return format!("{name} is as it was installed: {files}, {megabytes:.1} MB, {path}");
     }
     format!(
-        "{name} was installed by an older version of this program, which kept no record: nothing is cut off, and its \
-         {files}, {megabytes:.1} MB, are recorded now as they are; to be sure of them, remove the plugin \
-         and install it again: {path}"
+        "{name} was installed by an older version of this program, which kept no record: nothing \
+         is cut off, and its {files}, {megabytes:.1} MB, are recorded now as they are; to be sure \
+         of them, remove the plugin and install it again: {path}"
     )
 }

@@ -62,7 +62,8 @@ pub fn run(args: &PlanArgs, target: &Target) -> Result<ExitCode> {
     if found.is_empty() {
         let why = refused.map_or(String::new(), |error| format!(": {}", in_words(&error)));
         bail!(
-            "nothing is estimated to fit in {} of {target}; take more devices or a smaller model{why}",
+            "nothing is estimated to fit in {} of {target}; take more devices or a smaller \
+             model{why}",
             gib(report.memory.limit_bytes)
         );
     }
@@ -132,7 +133,8 @@ fn table(search: &Search) -> String {
         ));
     }
     lines.push(format!(
-        "{}: {} a device; {} more combinations are estimated not to fit. Step times are predicted; \"fits\" was compiled",
+        "{}: {} a device; {} more combinations are estimated not to fit. Step times are predicted; \
+         \"fits\" was compiled",
         search.target,
         gib(search.limit_bytes),
         search.num_too_large

@@ -106,7 +106,8 @@ impl FlightRecorder {
         match written {
             Ok(()) => Ok(path),
             Err(error) => Err(format!(
-                "the record of the last phases of each process, {}, is missing or incomplete: {error}",
+                "the record of the last phases of each process, {}, is missing or incomplete: \
+                 {error}",
                 path.display()
             )),
         }

@@ -83,8 +83,9 @@ pub enum MemberError {
     },
     /// Some processes did not join, and they look for the coordinator elsewhere.
     #[error(
-        "{source}; this is process 0, which runs the coordinator, but the others look for it at {address}, which is no \
-         address of this host ({host}); set it to one of this host's in all processes, or start process 0 there"
+        "{source}; this is process 0, which runs the coordinator, but the others look for it at \
+         {address}, which is no address of this host ({host}); set it to one of this host's in all \
+         processes, or start process 0 there"
     )]
     Elsewhere {
         /// `HOST:PORT`, where the others look.
@@ -386,7 +387,8 @@ fn address_on_the_way(
                 if began.elapsed() >= PATIENCE_FOR_ADDRESS && !has_said {
                     has_said = true;
                     (options.say)(&format!(
-                        "warning: the address of the coordinator, {remote}, cannot be used yet ({error}); trying for {} s",
+                        "warning: the address of the coordinator, {remote}, cannot be used yet \
+                         ({error}); trying for {} s",
                         options.deadline.as_secs()
                     ));
                 }
@@ -414,7 +416,8 @@ impl Waiting {
                 waited += wait;
                 wait = REMINDER;
                 say(&format!(
-                    "warning: not all {num_processes} processes have joined at {contact} after {} s; the limit is {deadline} s",
+                    "warning: not all {num_processes} processes have joined at {contact} after {} \
+                     s; the limit is {deadline} s",
                     waited.as_secs()
                 ));
             }

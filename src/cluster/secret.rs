@@ -27,7 +27,8 @@ pub enum SecretError {
     NotHexadecimal,
     /// Too short.
     #[error(
-        "the secret has {num_bytes} bytes, at least {MIN_BYTES} are needed; `openssl rand -hex 32` prints a good one"
+        "the secret has {num_bytes} bytes, at least {MIN_BYTES} are needed; `openssl rand -hex 32` \
+         prints a good one"
     )]
     TooShort {
         /// Its length.

@@ -58,8 +58,9 @@ pub enum TlsError {
     },
     /// A part is missing.
     #[error(
-        "for TLS all processes need the authority's certificate (tls_ca), and the one that runs the coordinator also \
-         its own certificate and key (tls_certificate and tls_key); {missing} is missing"
+        "for TLS all processes need the authority's certificate (tls_ca), and the one that runs \
+         the coordinator also its own certificate and key (tls_certificate and tls_key); {missing} \
+         is missing"
     )]
     Missing {
         /// The key of the configuration.

@@ -139,7 +139,8 @@ pub enum BatchError {
     /// It does not divide.
     #[error(
         "train.{key} = {size} does not divide over {}{}; the nearest that would: {}{above}",
-        if *num_microbatches == 1 { String::new() } else { format!("{num_microbatches} microbatches on ") },
+        if *num_microbatches == 1 { String::new() } else { format!("{num_microbatches} \
+            microbatches on ") },
         counted(*num_batch_shards, "replica"),
         below.map(|below| format!("{below} or ")).unwrap_or_default()
     )]
@@ -159,7 +160,8 @@ pub enum BatchError {
     },
     /// Groups of batch norm that the microbatches cannot be made of.
     #[error(
-        "model.batch_norm_group = {group}: groups of {} cannot be made of {microbatch} on {}{}; the nearest that can: {}",
+        "model.batch_norm_group = {group}: groups of {} cannot be made of {microbatch} on {}{}; \
+         the nearest that can: {}",
         counted(*group, "example"),
         if *num_batch_shards == 1 { "" } else { "each of " },
         counted(*num_batch_shards, "replica"),
@@ -229,14 +231,16 @@ mod tests {
                 54,
                 1,
                 32,
-                "32: groups of 32 examples cannot be made of 54 on 1 replica; the nearest that can: 27 or 54",
+                "32: groups of 32 examples cannot be made of 54 on 1 replica; the nearest that \
+                 can: 27 or 54",
             ),
             (54, 1, 1, ""),
             (
                 64,
                 4,
                 48,
-                "48: groups of 48 examples cannot be made of 16 on each of 4 replicas; the nearest that can: 32 or 64",
+                "48: groups of 48 examples cannot be made of 16 on each of 4 replicas; the nearest \
+                 that can: 32 or 64",
             ),
             (6, 6, 4, "the nearest that can: 3 or 6"),
             (8, 1, 4096, "the nearest that can: 8"),

@@ -547,7 +547,8 @@ impl DataConfig {
                 errors.check(require(fits, "labels", format!("{labels:?}"), allowed));
                 let ends = [0].iter().chain(&texts.pad_to).chain([&texts.max_length]);
                 let allowed = format!(
-                    "at most {MAX_LENGTHS} whole numbers above 0 in ascending order, below data.max_length = {}",
+                    "at most {MAX_LENGTHS} whole numbers above 0 in ascending order, below \
+                     data.max_length = {}",
                     texts.max_length
                 );
                 let fits = texts.pad_to.len() <= MAX_LENGTHS && ends.is_sorted_by(|a, b| a < b);

@@ -104,8 +104,8 @@ impl PluginOption {
             (Backend::Cpu, _) => Err(KeyError::new(
                 name,
                 Problem::Inconsistent(format!(
-                    "the cpu backend has no options; leave it out (--unset device.options.{name}), or set \
-                         device.backend"
+                    "the cpu backend has no options; leave it out (--unset device.options.{name}), \
+                     or set device.backend"
                 )),
             )),
             (Backend::Cuda, MEMORY_FRACTION) => {

@@ -134,7 +134,8 @@ pub enum Problem {
     },
     /// Two keys that exclude each other.
     #[error(
-        "cannot be combined with {other}; keep one of the two (--unset takes a key of the file back)"
+        "cannot be combined with {other}; keep one of the two (--unset takes a key of the file \
+         back)"
     )]
     Exclusive {
         /// The other key.

@@ -442,8 +442,8 @@ fn check_pad_to(train: &TrainConfig, data: &DataConfig, errors: &mut KeyErrors) 
         && errors.none_of(&["data.pad_to", "train.steps_per_launch"])
     {
         let problem = format!(
-            "batches of several lengths need train.steps_per_launch = 1, but it is {}; set it to 1, or leave out data.pad_to \
-             (--unset data.pad_to)",
+            "batches of several lengths need train.steps_per_launch = 1, but it is {}; set it to \
+             1, or leave out data.pad_to (--unset data.pad_to)",
             train.steps_per_launch
         );
         errors.push(KeyError::new("data.pad_to", Problem::Inconsistent(problem)));
@@ -458,8 +458,9 @@ fn check_zero(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErro
         && errors.none_of(&["mesh.fsdp", "parallel.zero"])
     {
         let problem = format!(
-            "stage {stage} shards the state over mesh.fsdp replicas, but mesh.fsdp = 1; \
-             set mesh.fsdp to 2 or more or to \"auto\", or leave out parallel.zero (--unset parallel.zero)"
+            "stage {stage} shards the state over mesh.fsdp replicas, but mesh.fsdp = 1; set \
+             mesh.fsdp to 2 or more or to \"auto\", or leave out parallel.zero (--unset \
+             parallel.zero)"
         );
         errors.push(KeyError::new("parallel.zero", Problem::Inconsistent(problem)));
     }
@@ -473,8 +474,8 @@ fn check_scatter_line(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut
         && errors.none_of(&["mesh.fsdp", "parallel.scatter_line"])
     {
         let problem = format!(
-            "{line} replicas of a line do not divide mesh.fsdp = {fsdp}; set a divisor of mesh.fsdp, or \
-             \"auto\""
+            "{line} replicas of a line do not divide mesh.fsdp = {fsdp}; set a divisor of \
+             mesh.fsdp, or \"auto\""
         );
         errors.push(KeyError::new("parallel.scatter_line", Problem::Inconsistent(problem)));
     }

@@ -97,7 +97,8 @@ pub enum RunLengthError {
     /// An epoch has less than one batch.
     #[error(
         "the global batch of {global_batch} is larger than the {num_examples} training examples; \
-         it may have at most {num_examples}: lower train.global_batch, or train.batch_per_replica or the number of replicas"
+         it may have at most {num_examples}: lower train.global_batch, or train.batch_per_replica \
+         or the number of replicas"
     )]
     BatchExceedsData {
         /// Number of training examples.

@@ -278,7 +278,8 @@ fn read_warmup(keys: &RateKeys, shape: &Shape, errors: &mut KeyErrors) -> Warmup
     let from = keys.warmup_from.unwrap_or_default();
     if from == WarmupFrom::Base && keys.base_lr.is_none() && errors.none_of(&["base_lr"]) {
         let problem = "\"base\" starts from schedule.base_lr, which is not set; set it with \
-                       schedule.base_batch in place of schedule.peak, or set schedule.warmup_factor";
+                       schedule.base_batch in place of schedule.peak, or set \
+                       schedule.warmup_factor";
         errors.push(KeyError::new("warmup_from", Problem::Inconsistent(problem.to_owned())));
     }
     if keys.warmup == WarmupKind::Constant && keys.peak_at.is_some() {

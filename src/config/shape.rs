@@ -375,8 +375,8 @@ impl Shape {
                     return;
                 }
                 if wsd.decay() == Span::ZERO {
-                    let allowed = "the length of the decay, 1 or more; or set schedule.decay_epochs \
-                                   or schedule.decay_examples instead";
+                    let allowed = "the length of the decay, 1 or more; or set \
+                                   schedule.decay_epochs or schedule.decay_examples instead";
                     errors.push(KeyError::missing("decay_steps", allowed));
                 }
             }

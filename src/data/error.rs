@@ -30,8 +30,8 @@ pub enum Error {
     },
     /// Not enough tokens for an example in each split.
     #[error(
-        "{} holds {}, but training and evaluation need at least one window of {window} each; set {key} to more, or \
-         make data.context smaller",
+        "{} holds {}, but training and evaluation need at least one window of {window} each; set \
+         {key} to more, or make data.context smaller",
         path.display(), counted(*found, "token")
     )]
     TooFewTokens {
@@ -46,7 +46,8 @@ pub enum Error {
     },
     /// A file that ends within a token or an image.
     #[error(
-        "{} has {found} bytes, which is not a whole number of {unit}; download it again or set {key}",
+        "{} has {found} bytes, which is not a whole number of {unit}; download it again or set \
+         {key}",
         path.display()
     )]
     NotWhole {
@@ -174,8 +175,8 @@ pub enum Error {
     },
     /// So many images that cannot be decoded that leaving them out leaves none.
     #[error(
-        "none of {tried} images can be decoded, too many to be left out by data.on_broken = \"skip\"; the first is {}: {reason}; \
-         replace the files, or set {key} to another folder",
+        "none of {tried} images can be decoded, too many to be left out by data.on_broken = \
+         \"skip\"; the first is {}: {reason}; replace the files, or set {key} to another folder",
         path.display()
     )]
     NothingDecodes {
@@ -201,8 +202,8 @@ pub enum Error {
     },
     /// A class folder with no image.
     #[error(
-        "{} holds no image, no file that ends in .jpg, .jpeg or .png; add some or remove the folder: \
-         each folder in {key} is a class",
+        "{} holds no image, no file that ends in .jpg, .jpeg or .png; add some or remove the \
+         folder: each folder in {key} is a class",
         path.display()
     )]
     NoImages {
@@ -320,8 +321,8 @@ pub enum Error {
     NoTokenizer,
     /// A tokenizer that cannot be used.
     #[error(
-        "cannot use the tokenizer {}: {}; set {key} to a tokenizer.json or a vocab.txt, or to a folder \
-         with one",
+        "cannot use the tokenizer {}: {}; set {key} to a tokenizer.json or a vocab.txt, or to a \
+         folder with one",
         path.display(), shorten(reason)
     )]
     Tokenizer {
@@ -344,8 +345,8 @@ pub enum Error {
     },
     /// Examples that are too short for a text.
     #[error(
-        "data.max_length is {max_length}, but the tokenizer adds {added} special tokens to a pair; set it \
-         to more than {added}"
+        "data.max_length is {max_length}, but the tokenizer adds {added} special tokens to a pair; \
+         set it to more than {added}"
     )]
     TooFewPositions {
         /// The configured number of tokens.
@@ -373,9 +374,9 @@ pub enum Error {
     },
     /// The configured number of examples is not that of the data.
     #[error(
-        "data.num_examples is {given}, but the data have {}: epochs, and with them \
-         the learning rates, would not be those that were planned; set it to {found} or leave it out \
-         (--unset data.num_examples)",
+        "data.num_examples is {given}, but the data have {}: epochs, and with them the learning \
+         rates, would not be those that were planned; set it to {found} or leave it out (--unset \
+         data.num_examples)",
         counted(*found, "training example")
     )]
     NumExamples {
@@ -386,8 +387,8 @@ pub enum Error {
     },
     /// More data in one launch than the limit.
     #[error(
-        "a launch has {}, which take {} GiB, but the limit is {} GiB; make train.global_batch, train.steps_per_launch or \
-         the examples smaller",
+        "a launch has {}, which take {} GiB, but the limit is {} GiB; make train.global_batch, \
+         train.steps_per_launch or the examples smaller",
         counted(*examples, "example"), bytes >> 30, max >> 30
     )]
     BatchBytes {

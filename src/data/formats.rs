@@ -70,7 +70,8 @@ const MAGICS: [Magic; 30] = [
     ),
     (8, b"WEBPVP8", of("a WebP image", IMAGES)),
 ];
-const NUMPY: &str = "write its values without it: numpy.load(FILE).astype(\"<u2\").tofile(NEW), or \"<u4\" for data.dtype = \"u32\"";
+const NUMPY: &str = "write its values without it: numpy.load(FILE).astype(\"<u2\").tofile(NEW), or \
+                     \"<u4\" for data.dtype = \"u32\"";
 const IMAGES: &str = "for images there is data.source = \"image_folder\"";
 
 const fn of(name: &'static str, advice: &'static str) -> Format {

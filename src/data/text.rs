@@ -82,8 +82,8 @@ fn doubts(num_files: usize, others: &[(PathBuf, &'static str)]) -> Vec<String> {
         named.push(format!("and {} more", others.len() - MAX_NAMED));
     }
     vec![format!(
-        "warning: {} of {num_files} files are not plain text, and their bytes are taken as they are: {}; data.extensions chooses \
-         files",
+        "warning: {} of {num_files} files are not plain text, and their bytes are taken as they \
+         are: {}; data.extensions chooses files",
         others.len(),
         named.join(", ")
     )]

@@ -68,12 +68,12 @@ fn llm_c(head: &[u8], num_bytes: u64) -> Option<(String, String)> {
     let of_width = |width: &u64| u64::from(num_tokens) * width == num_bytes - LLM_C_HEADER;
     let width = [2, 4].into_iter().find(of_width).unwrap_or(usual);
     let found = format!(
-        "a file of llm.c: it begins with a header of {LLM_C_HEADER} bytes (magic number {magic}, version {version}, {num_tokens} \
-         tokens)"
+        "a file of llm.c: it begins with a header of {LLM_C_HEADER} bytes (magic number {magic}, \
+         version {version}, {num_tokens} tokens)"
     );
     let advice = format!(
-        "write what follows the header to another file (tail -c +{} FILE > NEW), whose tokens of {width} bytes are data.dtype = \
-         \"u{}\"",
+        "write what follows the header to another file (tail -c +{} FILE > NEW), whose tokens of \
+         {width} bytes are data.dtype = \"u{}\"",
         LLM_C_HEADER + 1,
         8 * width
     );
@@ -148,7 +148,8 @@ pub(super) fn doubt(dtype: TokenType, [even, odd]: [u32; 2], num_tokens: u64) ->
         (_, 0) => Some(Doubt { problem: is_zero("every second"), is_certain: true }),
         (MIN_FIRST.., ..=MAX_SECOND) if dtype == TokenType::U16 => Some(Doubt {
             problem: format!(
-                "every second token is at most {odd}, as where tokens have {bytes} bytes; if they have, {wider}"
+                "every second token is at most {odd}, as where tokens have {bytes} bytes; if they \
+                 have, {wider}"
             ),
             is_certain: false,
         }),

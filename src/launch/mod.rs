@@ -111,7 +111,8 @@ pub enum LaunchEnd {
 pub enum LaunchError {
     /// The processes cannot be divided among the hosts.
     #[error(
-        "--num-processes is {num_processes}, which {num_hosts} hosts cannot share evenly; make it a multiple of --hosts"
+        "--num-processes is {num_processes}, which {num_hosts} hosts cannot share evenly; make it \
+         a multiple of --hosts"
     )]
     Uneven {
         /// Processes on all hosts.
@@ -121,7 +122,8 @@ pub enum LaunchError {
     },
     /// Several hosts need an address where they meet.
     #[error(
-        "{num_hosts} hosts need --coordinator HOST:PORT, an address of the first host, and the same --token-file on all"
+        "{num_hosts} hosts need --coordinator HOST:PORT, an address of the first host, and the \
+         same --token-file on all"
     )]
     NoCoordinator {
         /// Hosts.
@@ -137,8 +139,9 @@ pub enum LaunchError {
     },
     /// The coordinator's address is not one of the host that is to run it.
     #[error(
-        "--coordinator {address} is no address of this host ({host}), but host 0 (--host-index) runs the coordinator: give \
-         an address of host 0 on all hosts, or --host-index 0 to the host that has this one"
+        "--coordinator {address} is no address of this host ({host}), but host 0 (--host-index) \
+         runs the coordinator: give an address of host 0 on all hosts, or --host-index 0 to the \
+         host that has this one"
     )]
     Elsewhere {
         /// `HOST:PORT`.

@@ -295,7 +295,8 @@ impl Supervisor<'_> {
             return Err(lost.into());
         }
         say(&format!(
-            "launch: {lost}; its processes on this host are ended; trying to reach it again for {} s",
+            "launch: {lost}; its processes on this host are ended; trying to reach it again for {} \
+             s",
             within.as_secs_f64()
         ));
         let until = Instant::now() + within;

@@ -305,7 +305,8 @@ impl<A: Append> Lines<A> {
             if self.num_lost == 0 {
                 let path = self.path.display();
                 say(&format!(
-                    "there is no room to keep more lines of {path}: from step {step} on they are lost"
+                    "there is no room to keep more lines of {path}: from step {step} on they are \
+                     lost"
                 ));
             }
             self.num_lost += 1;
@@ -345,7 +346,8 @@ impl<A: Append> Lines<A> {
         let (written, path) = (self.append(), self.path.display());
         match &written {
             Err(error) if !self.is_failing => say(&format!(
-                "cannot write {path}: {error}; the run goes on, and its lines are kept until they can be written"
+                "cannot write {path}: {error}; the run goes on, and its lines are kept until they \
+                 can be written"
             )),
             Ok(()) if self.is_failing && self.num_lost == 0 => {
                 say(&format!("{path} can be written again"));

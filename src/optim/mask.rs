@@ -154,7 +154,8 @@ pub enum InvalidPattern {
     },
     /// A parameter with two numbers.
     #[error(
-        "optimizer.{key}: `{path}` matches {:?} and {:?}, which have different numbers; make one of the patterns narrower",
+        "optimizer.{key}: `{path}` matches {:?} and {:?}, which have different numbers; make one \
+         of the patterns narrower",
         patterns[0], patterns[1]
     )]
     Ambiguous {
@@ -167,7 +168,8 @@ pub enum InvalidPattern {
     },
     /// No parameter is left to train.
     #[error(
-        "optimizer.freeze: its patterns match every parameter, so that nothing is trained; leave some out"
+        "optimizer.freeze: its patterns match every parameter, so that nothing is trained; leave \
+         some out"
     )]
     AllFrozen,
 }

@@ -230,7 +230,8 @@ fn store(executable: &Executable, cache_dir: &Path, entry: &PathBuf) -> Result<(
     };
     write().map_err(|error| {
         format!(
-            "cannot write to the compile cache at {}: {error}; set LOCKSTEP_CACHE to a directory that can be written",
+            "cannot write to the compile cache at {}: {error}; set LOCKSTEP_CACHE to a directory \
+             that can be written",
             cache_dir.display()
         )
     })

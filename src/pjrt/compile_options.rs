@@ -68,7 +68,8 @@ impl CompileOptions {
         }
         if client.is_split() && num_here != program.replicas_per_process() {
             return refused(format!(
-                "{num_here} of these devices belong to this process, but the program is written for {} in each",
+                "{num_here} of these devices belong to this process, but the program is written \
+                 for {} in each",
                 program.replicas_per_process()
             ));
         }

@@ -60,8 +60,8 @@ pub enum Error {
     },
     /// The plugin's file is truncated: loading it would end the process.
     #[error(
-        "{path} is cut off (bytes missing: at least {missing}); copy it again, or give the name of a plugin that \
-         `lockstep plugin install` knows (cpu, cuda, tpu)"
+        "{path} is cut off (bytes missing: at least {missing}); copy it again, or give the name of \
+         a plugin that `lockstep plugin install` knows (cpu, cuda, tpu)"
     )]
     IncompletePlugin {
         /// The file.
@@ -71,7 +71,8 @@ pub enum Error {
     },
     /// The plugin is a shared library for another processor.
     #[error(
-        "{path} is built for {found}, but this machine is {host}; install the plugin again on this machine"
+        "{path} is built for {found}, but this machine is {host}; install the plugin again on this \
+         machine"
     )]
     WrongArchitecture {
         /// The file.
@@ -83,7 +84,8 @@ pub enum Error {
     },
     /// The plugin has another major version of the C API.
     #[error(
-        "{path} has PJRT C API {major}.{minor}, but this program supports {}.x; use another version of the plugin",
+        "{path} has PJRT C API {major}.{minor}, but this program supports {}.x; use another \
+         version of the plugin",
         super::abi::API_MAJOR
     )]
     IncompatibleAbi {
@@ -96,8 +98,8 @@ pub enum Error {
     },
     /// `XLA_FLAGS` has a flag that XLA does not know and would abort on.
     #[error(
-        "XLA_FLAGS holds {flag}, which {path} does not know and would abort on; remove it from XLA_FLAGS, or \
-         from the file that it names"
+        "XLA_FLAGS holds {flag}, which {path} does not know and would abort on; remove it from \
+         XLA_FLAGS, or from the file that it names"
     )]
     UnknownXlaFlag {
         /// The flag as given in the environment.
@@ -108,7 +110,8 @@ pub enum Error {
     /// `XLA_FLAGS` does not begin with a dash and so names a file, which is unreadable. XLA would
     /// abort.
     #[error(
-        "XLA_FLAGS names the file {path}, which cannot be read: {source}; flags themselves begin with --"
+        "XLA_FLAGS names the file {path}, which cannot be read: {source}; flags themselves begin \
+         with --"
     )]
     UnreadableXlaFlags {
         /// The file.
@@ -118,7 +121,8 @@ pub enum Error {
     },
     /// The file is not an NCCL library.
     #[error(
-        "{path} is not an NCCL library that can be loaded: {reason}; `lockstep plugin install cuda` installs one"
+        "{path} is not an NCCL library that can be loaded: {reason}; `lockstep plugin install \
+         cuda` installs one"
     )]
     NotNccl {
         /// The file.
@@ -209,7 +213,8 @@ pub enum Error {
     },
     /// An argument of the wrong dtype or shape.
     #[error(
-        "argument {index} ({name}) must be {expected_dtype}{expected_dims:?}, but is {dtype}{dims:?}"
+        "argument {index} ({name}) must be {expected_dtype}{expected_dims:?}, but is \
+         {dtype}{dims:?}"
     )]
     ArgumentType {
         /// Position among the arguments.
@@ -241,7 +246,8 @@ pub enum Error {
     },
     /// An argument that belongs to another client.
     #[error(
-        "argument {index} ({name}) belongs to another client; upload it through this executable's client"
+        "argument {index} ({name}) belongs to another client; upload it through this executable's \
+         client"
     )]
     ArgumentClient {
         /// Position among the arguments.

@@ -151,7 +151,8 @@ mod tests {
 
     #[test]
     fn leaf_names_in_comments_are_not_code() {
-        let text = "func.func @main(\n  %arg0: tensor<f32>, // x, of (many\n  %arg1: tensor<ui8> // y\n) {";
+        let text = "func.func @main(\n  %arg0: tensor<f32>, // x, of (many\n  %arg1: tensor<ui8> \
+                    // y\n) {";
         let code = without_comments(text);
         assert_eq!(main_arguments(&code).unwrap(), ["%arg0: tensor<f32>", "%arg1: tensor<ui8>"]);
     }

@@ -69,7 +69,8 @@ pub(super) fn label_smoothing(recipe: &Recipe<'_>) -> Vec<Found> {
     let batch = recipe.global_batch();
     if smoothing >= 0.3 {
         let reason = format!(
-            "label smoothing spreads {:.0} % of each label over all classes; published recipes have 10 to 20 %",
+            "label smoothing spreads {:.0} % of each label over all classes; published recipes \
+             have 10 to 20 %",
             100.0 * smoothing
         );
         let sets = vec!["model.label_smoothing=0.1".to_owned()];
@@ -96,7 +97,8 @@ pub(super) fn dropout(recipe: &Recipe<'_>) -> Vec<Found> {
         return vec![];
     }
     let reason = format!(
-        "dropout sets {:.0} % of the values to 0; published recipes of such models have {published}",
+        "dropout sets {:.0} % of the values to 0; published recipes of such models have \
+         {published}",
         100.0 * rate
     );
     let sets = vec!["model.dropout=0.1".to_owned()];
@@ -108,7 +110,8 @@ pub(super) fn shape(recipe: &Recipe<'_>) -> Vec<Found> {
     let mut found = vec![];
     if let Some(steps) = recipe.run.steps_per_epoch().filter(|steps| *steps < MIN_STEPS_PER_EPOCH) {
         let reason = format!(
-            "an epoch is {} of {}: lengths in epochs are coarse, and gradients are nearly those of all data",
+            "an epoch is {} of {}: lengths in epochs are coarse, and gradients are nearly those of \
+             all data",
             counted(steps, "step"),
             counted(recipe.global_batch(), "example")
         );

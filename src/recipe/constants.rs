@@ -43,7 +43,8 @@ pub(super) fn betas(recipe: &Recipe<'_>) -> Vec<Found> {
             memory(beta2)
         ),
         () if beta2 > 0.9995 => format!(
-            "beta2 = {beta2} remembers {}: second moments lag behind gradients, and the loss spikes",
+            "beta2 = {beta2} remembers {}: second moments lag behind gradients, and the loss \
+             spikes",
             memory(beta2)
         ),
         () if beta1 > 0.98 => {
@@ -78,7 +79,8 @@ pub(super) fn momentum(recipe: &Recipe<'_>) -> Vec<Found> {
     let gain = short(1.0 / (1.0 - momentum));
     let reason = match () {
         () if *momentum > 0.0 && *momentum < 0.4 => format!(
-            "a momentum of {momentum} multiplies the lasting step by {gain} only; 0.9, with which rates are published, by 10"
+            "a momentum of {momentum} multiplies the lasting step by {gain} only; 0.9, with which \
+             rates are published, by 10"
         ),
         () if *momentum == 0.0
             && recipe.is_sgd()
@@ -86,17 +88,20 @@ pub(super) fn momentum(recipe: &Recipe<'_>) -> Vec<Found> {
             && recipe.rate_per_256(&rates) <= 0.25 =>
         {
             format!(
-                "without momentum a rate of {} at a batch of {} is {} of what it is with 0.9, for which rates are published",
+                "without momentum a rate of {} at a batch of {} is {} of what it is with 0.9, for \
+                 which rates are published",
                 short(rates.max),
                 recipe.batch(),
                 short(0.1)
             )
         }
         () if *momentum > MAX_MOMENTUM && recipe.is_sgd() => format!(
-            "a momentum of {momentum} multiplies the lasting step by {gain}, and remembers as many steps; published recipes have 0.9 to 0.99"
+            "a momentum of {momentum} multiplies the lasting step by {gain}, and remembers as many \
+             steps; published recipes have 0.9 to 0.99"
         ),
         () if *momentum > 0.98 && !recipe.is_sgd() => format!(
-            "a momentum of {momentum} multiplies the lasting step of LARS by {gain}; published recipes have 0.9 to 0.97"
+            "a momentum of {momentum} multiplies the lasting step of LARS by {gain}; published \
+             recipes have 0.9 to 0.97"
         ),
         () => return vec![],
     };
@@ -118,7 +123,8 @@ pub(super) fn epsilon(recipe: &Recipe<'_>) -> Vec<Found> {
         _ => (Severity::Warning, "1e-8"),
     };
     let reason = format!(
-        "an epsilon of {epsilon} is larger than most gradients: the update is the mean gradient divided by epsilon"
+        "an epsilon of {epsilon} is larger than most gradients: the update is the mean gradient \
+         divided by epsilon"
     );
     let sets = vec![format!("optimizer.epsilon={usual}")];
     vec![Found::new(severity, reason, "lower epsilon", sets)]
@@ -180,8 +186,8 @@ pub(super) fn short_memory(recipe: &Recipe<'_>) -> Vec<Found> {
     };
     let total = recipe.total_steps();
     let reason = format!(
-        "optimizer.ema_decay = {decay} averages the parameters of {}, and the run has {total}: it is the share that is kept, not the \
-         share of the new",
+        "optimizer.ema_decay = {decay} averages the parameters of {}, and the run has {total}: it \
+         is the share that is kept, not the share of the new",
         memory(decay)
     );
     let usual = 0.9999f64.min(1.0 - 20.0 / total.max(400) as f64);
@@ -197,7 +203,8 @@ pub(super) fn double_precision(recipe: &Recipe<'_>) -> Vec<Found> {
         return vec![];
     }
     let reason = format!(
-        "all {total} steps are in f64, which most devices compute many times more slowly than f32, and training does not need"
+        "all {total} steps are in f64, which most devices compute many times more slowly than f32, \
+         and training does not need"
     );
     let sets = vec!["train.precision=\"f32\"".to_owned()];
     vec![Found::new(Severity::Warning, reason, "train in f32 or bf16", sets)]
@@ -207,7 +214,8 @@ pub(super) fn double_precision(recipe: &Recipe<'_>) -> Vec<Found> {
 fn unusual_clipping(limit: f64) -> Option<Found> {
     (limit < 0.005).then(|| {
         let reason = format!(
-            "gradients are clipped at a norm of {limit}, every one of them; published limits are 0.01 to 5, so that outliers stand out"
+            "gradients are clipped at a norm of {limit}, every one of them; published limits are \
+             0.01 to 5, so that outliers stand out"
         );
         Found::new(Severity::Note, reason, "consider clipping at 1", vec![])
     })
@@ -225,8 +233,8 @@ pub(super) fn clipping(recipe: &Recipe<'_>) -> Vec<Found> {
             return vec![];
         }
         let reason = format!(
-            "SGD takes steps of {} times the gradient (rate / (1 - momentum)), and the gradients of transformers have heavy tails: without \
-             clipping one of them can end the run",
+            "SGD takes steps of {} times the gradient (rate / (1 - momentum)), and the gradients \
+             of transformers have heavy tails: without clipping one of them can end the run",
             short(lasting)
         );
         return vec![Found::new(Severity::Warning, reason, change, sets)];
@@ -240,7 +248,8 @@ pub(super) fn clipping(recipe: &Recipe<'_>) -> Vec<Found> {
         }
         let severity = if is_idle { Severity::Error } else { Severity::Warning };
         let reason = format!(
-            "gradients are clipped at a norm of {limit}: a step moves all parameters together by at most {}, all steps by {}",
+            "gradients are clipped at a norm of {limit}: a step moves all parameters together by \
+             at most {}, all steps by {}",
             short(limit * rates.max * recipe.momentum_gain()),
             short(all)
         );
@@ -258,8 +267,8 @@ pub(super) fn clipping(recipe: &Recipe<'_>) -> Vec<Found> {
     }
     let severity = if each < epsilon / 1e4 { Severity::Error } else { Severity::Warning };
     let reason = format!(
-        "gradients are clipped at a norm of {limit}, {} for each of {} parameters: below epsilon = {epsilon}, so that updates are {} of \
-         the rate",
+        "gradients are clipped at a norm of {limit}, {} for each of {} parameters: below epsilon = \
+         {epsilon}, so that updates are {} of the rate",
         short(each),
         short(num_parameters),
         short(each / epsilon)

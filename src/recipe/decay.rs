@@ -78,7 +78,8 @@ pub(super) fn ends_early(recipe: &Recipe<'_>) -> Vec<Found> {
         (false, _) => Severity::Note,
     };
     let reason = format!(
-        "the schedule ends at step {end}, and the last {rest} of {total} steps ({}) have a rate of {}",
+        "the schedule ends at step {end}, and the last {rest} of {total} steps ({}) have a rate of \
+         {}",
         percent(rest, total),
         short(schedule.lr(total - 1))
     );
@@ -99,7 +100,8 @@ pub(super) fn ends_late(recipe: &Recipe<'_>) -> Vec<Found> {
     };
     let severity = if rates.last - floor > 0.3 { Severity::Warning } else { Severity::Note };
     let reason = format!(
-        "the schedule ends at step {end}, after the end of the run at {total}, where the rate is still {:.0} % of its peak",
+        "the schedule ends at step {end}, after the end of the run at {total}, where the rate is \
+         still {:.0} % of its peak",
         100.0 * rates.last
     );
     let change = "let the decay end with the run, or lengthen the run";
@@ -152,7 +154,8 @@ pub(super) fn too_soon(recipe: &Recipe<'_>) -> Vec<Found> {
         )),
         Shape::Step(step) if step.factor < MIN_FACTOR => Some((
             format!(
-                "each boundary multiplies the rate by {}: after the first the parameters hardly move",
+                "each boundary multiplies the rate by {}: after the first the parameters hardly \
+                 move",
                 step.factor
             ),
             "schedule.factor=0.1",
@@ -175,7 +178,8 @@ pub(super) fn too_soon(recipe: &Recipe<'_>) -> Vec<Found> {
         _ => cosine(),
     };
     let reason = format!(
-        "the mean rate of the run is {:.1} % of its peak: the rate falls long before the end of the run",
+        "the mean rate of the run is {:.1} % of its peak: the rate falls long before the end of \
+         the run",
         100.0 * rates.mean
     );
     vec![Found::new(Severity::Warning, reason, "spread the decay over the run", sets)]
@@ -195,7 +199,8 @@ fn first_boundary(recipe: &Recipe<'_>, schedule: &Schedule) -> Option<Found> {
         return None;
     }
     let reason = format!(
-        "the rate is multiplied by {} at step {first} already, of {total}: is it a number of epochs?",
+        "the rate is multiplied by {} at step {first} already, of {total}: is it a number of \
+         epochs?",
         step.factor
     );
     Some(Found::new(Severity::Warning, reason, "move the boundary", cosine()))
@@ -217,7 +222,8 @@ fn last_boundary(recipe: &Recipe<'_>, schedule: &Schedule) -> Option<Found> {
         return None;
     }
     let reason = format!(
-        "after the last boundary, at step {last} of {total}, {} of the run have {} of the rate: are the boundaries those of a shorter run?",
+        "after the last boundary, at step {last} of {total}, {} of the run have {} of the rate: \
+         are the boundaries those of a shorter run?",
         percent(total - last, total),
         short(left)
     );
@@ -314,7 +320,8 @@ fn jump_after_warmup(recipe: &Recipe<'_>, schedule: &Schedule) -> Option<Found> 
         return None;
     }
     let reason = format!(
-        "the constant warm-up ends with a jump from {} to {}, which the parameters are not prepared for",
+        "the constant warm-up ends with a jump from {} to {}, which the parameters are not \
+         prepared for",
         short(before),
         short(after)
     );
@@ -330,7 +337,8 @@ pub(super) fn peak_unreached(recipe: &Recipe<'_>) -> Vec<Found> {
         return vec![];
     }
     let reason = format!(
-        "the highest factor is {}, so that the peak is never reached; factors multiply the peak, and are not rates",
+        "the highest factor is {}, so that the peak is never reached; factors multiply the peak, \
+         and are not rates",
         short(highest)
     );
     let shares: Vec<_> =
@@ -372,6 +380,7 @@ pub(super) fn jump(recipe: &Recipe<'_>) -> Vec<Found> {
         short(after)
     );
     let severity = if after > before { Severity::Warning } else { Severity::Note };
-    let change = "let the pieces meet: lengthen the warm-up or the decay, or give the first point after the warm-up a factor of 1";
+    let change = "let the pieces meet: lengthen the warm-up or the decay, or give the first point \
+                  after the warm-up a factor of 1";
     vec![Found::new(severity, reason, change, cosine())]
 }

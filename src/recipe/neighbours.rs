@@ -161,8 +161,8 @@ pub(super) fn unlike_published(recipe: &Recipe<'_>) -> Vec<Found> {
         () => return vec![],
     };
     let reason = format!(
-        "{} recipes are published with {} for such models at about such a batch; scaled to a batch of {}, their rates are such that {} \
-         is {how}",
+        "{} recipes are published with {} for such models at about such a batch; scaled to a batch \
+         of {}, their rates are such that {} is {how}",
         published.len(),
         recipe.config.optimizer.rule.name(),
         recipe.global_batch(),

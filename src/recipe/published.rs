@@ -227,7 +227,8 @@ impl PublishedRecipe {
             mesh.insert("data".into(), Value::String("auto".to_owned()));
         }
         let about = format!(
-            "# {}: {}\n# {}\n# From a batch of {} to {batch}: the rate is scaled ({}), lengths keep their number of examples.\n\n",
+            "# {}: {}\n# {}\n# From a batch of {} to {batch}: the rate is scaled ({}), lengths \
+             keep their number of examples.\n\n",
             self.model,
             self.source,
             self.link,

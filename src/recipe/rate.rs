@@ -67,8 +67,9 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
             };
             let excess = excess.max(rates.max / 20.0);
             let reason = format!(
-                "a rate of {rate} at a batch of {} is {} per 256 examples over the momentum (rate / (1 - momentum)); Goyal et al. \
-                 have 1, and published recipes at most 5 (10 on CIFAR)",
+                "a rate of {rate} at a batch of {} is {} per 256 examples over the momentum (rate \
+                 / (1 - momentum)); Goyal et al. have 1, and published recipes at most 5 (10 on \
+                 CIFAR)",
                 recipe.batch(),
                 short(per_256)
             );
@@ -81,7 +82,8 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
                 _ => 6.0,
             };
             let reason = format!(
-                "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)), above 2 / sharpness of such a model",
+                "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)), above 2 \
+                 / sharpness of such a model",
                 short(rates.max * gain)
             );
             // Clipping bounds how far a step goes: with it, a large step is a doubt, not a
@@ -98,16 +100,16 @@ pub(super) fn too_high(recipe: &Recipe<'_>) -> Vec<Found> {
                 return too_high_for_few_tokens(recipe, &rates);
             }
             let reason = format!(
-                "Adam moves each weight by the rate, {rate} here: rate x width is {}, and published transformers have at most 3.3 \
-                 (1.9 from 1e11 parameters on)",
+                "Adam moves each weight by the rate, {rate} here: rate x width is {}, and \
+                 published transformers have at most 3.3 (1.9 from 1e11 parameters on)",
                 short(rates.max * width)
             );
             (rates.max / limit, usual_of_adam(recipe), reason)
         }
         (UpdateRule::Adam(_) | UpdateRule::AdamW(_), _) => {
             let reason = format!(
-                "Adam moves each weight by the rate, {rate} here at a batch of {}; published recipes have at most 0.01, and 0.004 in batches \
-                 of a few",
+                "Adam moves each weight by the rate, {rate} here at a batch of {}; published \
+                 recipes have at most 0.01, and 0.004 in batches of a few",
                 recipe.batch()
             );
             // The noise of a step grows as its examples get fewer.
@@ -150,8 +152,9 @@ fn too_high_for_few_tokens(recipe: &Recipe<'_>, rates: &Rates) -> Vec<Found> {
         return vec![];
     }
     let reason = format!(
-        "a rate of {} (rate x width {}) for steps of {} tokens: the noise of a step's gradient grows as its tokens get fewer, and such \
-         rates are published for steps of more tokens, most of them half a million",
+        "a rate of {} (rate x width {}) for steps of {} tokens: the noise of a step's gradient \
+         grows as its tokens get fewer, and such rates are published for steps of more tokens, \
+         most of them half a million",
         short(rates.max),
         short(rates.max * width),
         short(tokens)
@@ -182,8 +185,9 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
             };
             if per_256 >= limit && per_256 < 0.28 && recipe.is_from_scratch() {
                 let reason = format!(
-                    "a rate of {rate} at a batch of {} is {} per 256 examples over the momentum (rate / (1 - momentum)); Goyal et al. have 1, \
-                     and lower ones are published for networks without batch norm and for contrastive learning",
+                    "a rate of {rate} at a batch of {} is {} per 256 examples over the momentum \
+                     (rate / (1 - momentum)); Goyal et al. have 1, and lower ones are published \
+                     for networks without batch norm and for contrastive learning",
                     recipe.batch(),
                     short(per_256)
                 );
@@ -195,8 +199,8 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
                 return vec![];
             }
             let reason = format!(
-                "a rate of {rate} at a batch of {} is {} per 256 examples over the momentum (rate / (1 - momentum)), where Goyal \
-                 et al. have 1: {:.0} times less",
+                "a rate of {rate} at a batch of {} is {} per 256 examples over the momentum (rate \
+                 / (1 - momentum)), where Goyal et al. have 1: {:.0} times less",
                 recipe.batch(),
                 short(per_256),
                 1.0 / per_256
@@ -209,8 +213,9 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
                 return vec![];
             }
             let reason = format!(
-                "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)): gradients of transformers are small, and \
-                 this is a rate for Adam, which divides by their size",
+                "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)): \
+                 gradients of transformers are small, and this is a rate for Adam, which divides \
+                 by their size",
                 short(lasting)
             );
             (reason, usual_of_sgd(recipe))
@@ -237,8 +242,8 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
                 return vec![];
             }
             let reason = format!(
-                "a rate of {rate} at a batch of {} is one of fine-tuning or of a far smaller batch, and the run is long enough to train \
-                 from scratch",
+                "a rate of {rate} at a batch of {} is one of fine-tuning or of a far smaller \
+                 batch, and the run is long enough to train from scratch",
                 recipe.batch()
             );
             (reason, usual_of_adam(recipe))
@@ -247,7 +252,8 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
             if recipe.is_from_scratch() && rates.max < 2e-5 =>
         {
             let reason = format!(
-                "Adam moves each weight by at most {rate} in a step; published recipes from scratch have 1e-3 to 4e-3"
+                "Adam moves each weight by at most {rate} in a step; published recipes from \
+                 scratch have 1e-3 to 4e-3"
             );
             (reason, usual_of_adam(recipe))
         }
@@ -287,7 +293,8 @@ pub(super) fn fine_tuning(recipe: &Recipe<'_>) -> Vec<Found> {
         return vec![];
     }
     let reason = format!(
-        "{} tokens for {} parameters are too few to train from scratch, and a rate of {} is too high to fine-tune",
+        "{} tokens for {} parameters are too few to train from scratch, and a rate of {} is too \
+         high to fine-tune",
         short(tokens),
         short(num_parameters),
         short(rates.max)
@@ -312,23 +319,25 @@ pub(super) fn not_scaled(recipe: &Recipe<'_>) -> Vec<Found> {
             let (severity, sets) =
                 if is_far { (Severity::Warning, sets) } else { (Severity::Note, vec![]) };
             let reason = format!(
-                "the rate stays {base_lr}, which was found at a batch of {base_batch}, for a batch of {batch}"
+                "the rate stays {base_lr}, which was found at a batch of {base_batch}, for a batch \
+                 of {batch}"
             );
             let change = "set schedule.scaling = \"linear\" (or \"sqrt\" for Adam and LAMB)";
             vec![Found::new(severity, reason, change, sets)]
         }
         Peak::Scaled { scaling: Scaling::Sqrt, .. } if recipe.is_sgd() && off >= 4.0 => {
             let reason = format!(
-                "the rate of SGD is scaled with the root of the batch over {off:.0} times the batch; the mean gradient does not \
-                 grow with the batch, so fewer steps need a rate in proportion"
+                "the rate of SGD is scaled with the root of the batch over {off:.0} times the \
+                 batch; the mean gradient does not grow with the batch, so fewer steps need a rate \
+                 in proportion"
             );
             let sets = vec!["schedule.scaling=\"linear\"".to_owned()];
             vec![Found::new(Severity::Warning, reason, "scale linearly", sets)]
         }
         Peak::Scaled { scaling: Scaling::Linear, .. } if recipe.is_adam() && scale >= 16.0 => {
             let reason = format!(
-                "the rate of an adaptive optimizer is scaled linearly over {scale:.0} times the batch; the noise of its updates \
-                 falls with the root of the batch"
+                "the rate of an adaptive optimizer is scaled linearly over {scale:.0} times the \
+                 batch; the noise of its updates falls with the root of the batch"
             );
             let change = "scale with the root of the batch, or declare a base batch near the run's";
             // From 256 to 4096 it is published.
@@ -371,7 +380,8 @@ pub(super) fn sgd_on_transformer(recipe: &Recipe<'_>) -> Vec<Found> {
     let is_from_scratch = recipe.total_tokens() >= 20.0 * num_parameters
         && recipe.tokens_of_data().is_some_and(|data| data >= 2.0 * num_parameters);
     let reason = "SGD trains transformers from scratch far more slowly than Adam".to_owned();
-    let change = "set optimizer.name = \"adamw\" with a rate for it, unless a vision transformer is fine-tuned";
+    let change = "set optimizer.name = \"adamw\" with a rate for it, unless a vision transformer \
+                  is fine-tuned";
     let (severity, sets) = match is_from_scratch {
         true => {
             let adam = vec!["optimizer.name=\"adamw\"".to_owned()];

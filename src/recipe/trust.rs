@@ -94,10 +94,12 @@ pub(super) fn excluded(recipe: &Recipe<'_>) -> Vec<Found> {
     }
     let without = if name == "lars" { "SGD with momentum" } else { "Adam" };
     let reason = format!(
-        "no layer has a trust ratio, so that {name} is {without} at rates that are shares of a layer's norm"
+        "no layer has a trust ratio, so that {name} is {without} at rates that are shares of a \
+         layer's norm"
     );
     let sets = vec![format!("optimizer.trust_exclude={:?}", vectors(recipe))];
-    let change = "leave the patterns out (--unset optimizer.trust_exclude), which excludes biases and norms, or exclude only these";
+    let change = "leave the patterns out (--unset optimizer.trust_exclude), which excludes biases \
+                  and norms, or exclude only these";
     vec![Found::new(Severity::Error, reason, change, sets)]
 }
 
@@ -115,7 +117,8 @@ pub(super) fn too_low(recipe: &Recipe<'_>) -> Vec<Found> {
     }
     let name = recipe.config.optimizer.rule.name();
     let reason = format!(
-        "{name} moves each layer by {} of its norm in a step at the highest rate, and by {} times its norm in all {steps} steps",
+        "{name} moves each layer by {} of its norm in a step at the highest rate, and by {} times \
+         its norm in all {steps} steps",
         short(lasting),
         short(all)
     );

@@ -18,7 +18,8 @@ pub(super) fn weight_decay(recipe: &Recipe<'_>) -> Vec<Found> {
     let reason = format!(
         "a decay of {decay} is declared, and weight_decay_exclude excludes all weights from it"
     );
-    let change = "leave the patterns out (--unset optimizer.weight_decay_exclude), which excludes biases and norms, or exclude only these";
+    let change = "leave the patterns out (--unset optimizer.weight_decay_exclude), which excludes \
+                  biases and norms, or exclude only these";
     let vectors = weight_decay::vectors(recipe);
     let sets = vec![format!("optimizer.weight_decay_exclude={vectors:?}")];
     vec![Found::new(Severity::Warning, reason, change, sets)]
@@ -55,7 +56,8 @@ pub(super) fn factors(recipe: &Recipe<'_>) -> Vec<Found> {
         return vec![];
     }
     let reason = format!(
-        "`{pattern}` has {} of the rate, {}, and hardly moves; published factors are 0.01 and above",
+        "`{pattern}` has {} of the rate, {}, and hardly moves; published factors are 0.01 and \
+         above",
         short(factor),
         short(factor * rates.max)
     );

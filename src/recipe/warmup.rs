@@ -26,7 +26,8 @@ fn need(recipe: &Recipe<'_>, rates: &Rates) -> Option<String> {
             let (_, lasting) = trust::shares(recipe)?;
             (lasting >= 0.03).then(|| {
                 format!(
-                    "LARS moves each layer by {} of its norm over the momentum, in directions of initial values and noise",
+                    "LARS moves each layer by {} of its norm over the momentum, in directions of \
+                     initial values and noise",
                     short(lasting)
                 )
             })
@@ -41,7 +42,8 @@ fn need(recipe: &Recipe<'_>, rates: &Rates) -> Option<String> {
             let lasting = rates.max * recipe.momentum_gain();
             (lasting > 6.01).then(|| {
                 format!(
-                    "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)), more than an untrained network takes",
+                    "SGD at a rate of {rate} has a lasting step of {} (rate / (1 - momentum)), \
+                     more than an untrained network takes",
                     short(lasting)
                 )
             })
@@ -57,7 +59,8 @@ fn need(recipe: &Recipe<'_>, rates: &Rates) -> Option<String> {
                 && rates.max >= 1e-5;
             (is_from_scratch || is_unstable).then(|| {
                 format!(
-                    "Adam moves each weight of a transformer by {rate}, while its second moments rest on few steps"
+                    "Adam moves each weight of a transformer by {rate}, while its second moments \
+                     rest on few steps"
                 )
             })
         }
@@ -137,7 +140,8 @@ pub(super) fn too_long(recipe: &Recipe<'_>) -> Vec<Found> {
             if warmup > total {
                 let end = schedule.end_step().unwrap_or(total);
                 let reason = format!(
-                    "the run of {total} steps ends inside the warm-up of {warmup} steps, as the first part of a schedule of {end}"
+                    "the run of {total} steps ends inside the warm-up of {warmup} steps, as the \
+                     first part of a schedule of {end}"
                 );
                 let change = "leave it if the run is to be continued, or shorten the warm-up";
                 return vec![Found::new(Severity::Note, reason, change, vec![])];
@@ -170,8 +174,8 @@ pub(super) fn boundary_inside(recipe: &Recipe<'_>) -> Vec<Found> {
     let inside = schedule.boundaries().iter().find(|step| **step > 0 && **step < warmup);
     let Some(step) = inside else { return vec![] };
     let reason = format!(
-        "the boundary at step {step} lies inside the warm-up of {}, which passes over it; after the warm-up the rate is not the \
-         peak",
+        "the boundary at step {step} lies inside the warm-up of {}, which passes over it; after \
+         the warm-up the rate is not the peak",
         counted(warmup, "step")
     );
     let sets = vec!["schedule.name=\"cosine\"".to_owned()];

@@ -37,7 +37,8 @@ pub(super) fn too_strong(recipe: &Recipe<'_>) -> Vec<Found> {
             short(100.0 * share)
         ),
         UpdateRule::Adam(_) => format!(
-            "a decay of {decay} is added to the gradient, which it exceeds; divided by its own size it is a constant pull to 0"
+            "a decay of {decay} is added to the gradient, which it exceeds; divided by its own \
+             size it is a constant pull to 0"
         ),
         UpdateRule::Lars(_) | UpdateRule::Lamb(_) => {
             format!("a decay of {decay} is larger than the gradient's share of the update")
@@ -68,7 +69,8 @@ pub(super) fn too_weak(recipe: &Recipe<'_>) -> Vec<Found> {
                 return vec![];
             }
             let reason = format!(
-                "a decay of {decay} shrinks weights by a factor of exp(-{}) in the whole run; published recipes have exponents of 5 to 40",
+                "a decay of {decay} shrinks weights by a factor of exp(-{}) in the whole run; \
+                 published recipes have exponents of 5 to 40",
                 short(exponent)
             );
             // Published decays of SGD are up to 5e-4 for long runs and to 1e-3 for short ones.
@@ -81,7 +83,8 @@ pub(super) fn too_weak(recipe: &Recipe<'_>) -> Vec<Found> {
             if decay > 0.0 || !recipe.is_from_scratch() {
                 return vec![];
             }
-            let reason = "LARS moves each layer by a share of its norm, at right angles to it: without decay norms only grow, whatever the rate"
+            let reason = "LARS moves each layer by a share of its norm, at right angles to it: \
+                          without decay norms only grow, whatever the rate"
                 .to_owned();
             let sets = vec!["optimizer.weight_decay=0.0001".to_owned()];
             vec![Found::new(Severity::Warning, reason, "set a decay", sets)]
@@ -93,8 +96,8 @@ pub(super) fn too_weak(recipe: &Recipe<'_>) -> Vec<Found> {
                 return vec![];
             }
             let reason = format!(
-                "a decay of {decay}, multiplied by the rate, does next to nothing; was it meant for an AdamW that does not multiply by the \
-                 rate?"
+                "a decay of {decay}, multiplied by the rate, does next to nothing; was it meant \
+                 for an AdamW that does not multiply by the rate?"
             );
             let change = "consider optimizer.weight_decay = 0.1";
             vec![Found::new(Severity::Note, reason, change, vec![])]
@@ -117,7 +120,8 @@ pub(super) fn norm_or_bias(recipe: &Recipe<'_>) -> Vec<Found> {
         "weight decay also pulls at {}: biases and scales of norms, such as `{first}`",
         counted(paths.len(), "parameter")
     );
-    let change = "leave the patterns out (--unset optimizer.weight_decay_exclude), which excludes all of them, or exclude these too";
+    let change = "leave the patterns out (--unset optimizer.weight_decay_exclude), which excludes \
+                  all of them, or exclude these too";
     let sets = vec![format!("optimizer.weight_decay_exclude={:?}", vectors(recipe))];
     vec![Found::new(Severity::Warning, reason, change, sets)]
 }

@@ -135,7 +135,8 @@ fn apply_update<'g>(path: &str, param: Tensor<'g>, update: Tensor<'g>) -> Tensor
     let excess = update.varying().minus(param.varying());
     if !excess.is_empty() {
         let message = format!(
-            "`{PARAMS}.{path}` would lose lockstep: its update may differ between replicas over {excess}"
+            "`{PARAMS}.{path}` would lose lockstep: its update may differ between replicas over \
+             {excess}"
         );
         update.reject("update", message);
     }
@@ -343,8 +344,9 @@ fn microbatch<'g>(
         false => loss.weight,
     };
     if weight.varying() != loss.sum.varying() {
-        let message = "the sum of the losses and the sum of the weights must vary over the same axes: \
-                       both are sums over this replica's examples, or both over the global batch";
+        let message = "the sum of the losses and the sum of the weights must vary over the same \
+                       axes: both are sums over this replica's examples, or both over the global \
+                       batch";
         weight.reject("loss", message);
     }
     let dtype = spec.precision.params;

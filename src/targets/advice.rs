@@ -359,7 +359,8 @@ mod tests {
         sharded.is_zero_set = true;
         let (found, _) = candidates(&memory(GIB / 2, GIB), &sharded);
         let whole = found.iter().map(Suggestion::to_string).find(|line| line.contains("fsdp=1 "));
-        let expected = "--set mesh.fsdp=1 --unset parallel.zero --set model.remat=false --set mesh.data=auto (";
+        let expected = "--set mesh.fsdp=1 --unset parallel.zero --set model.remat=false --set \
+                        mesh.data=auto (";
         assert!(whole.as_ref().is_some_and(|line| line.starts_with(expected)), "{whole:?}");
     }
 

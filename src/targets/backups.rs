@@ -69,9 +69,9 @@ impl BackupSimulation {
             );
         }
         out + &format!(
-            "backup workers, simulated on {} devices and backups: {}\n\
-             most examples/s for each device, backups included: {}. Lockstep runs no backup workers, because it drops no gradient: \
-             this is what they would bring",
+            "backup workers, simulated on {} devices and backups: {}\nmost examples/s for each \
+             device, backups included: {}. Lockstep runs no backup workers, because it drops no \
+             gradient: this is what they would bring",
             self.num_devices,
             self.stragglers.words(),
             counted(self.best, "backup")

@@ -237,9 +237,9 @@ pub const CHIPS: &[Chip] = &[
         calibration: V4_STEPS,
         memory_bytes: 32 * GIB,
         memory_bytes_per_sec: 1228e9,
-        source: "Jouppi et al., TPU v4, ISCA 2023, table 4; Cloud TPU documentation, TPU v4: 275 TFLOP/s, \
-                 32 GiB and 1228 GB/s a chip, 2 TensorCores, 2400 Gb/s over 6 links; the network's is not published, \
-                 and taken as the v5p's",
+        source: "Jouppi et al., TPU v4, ISCA 2023, table 4; Cloud TPU documentation, TPU v4: 275 \
+                 TFLOP/s, 32 GiB and 1228 GB/s a chip, 2 TensorCores, 2400 Gb/s over 6 links; the \
+                 network's is not published, and taken as the v5p's",
     },
     Chip {
         name: "v5e",
@@ -265,8 +265,9 @@ pub const CHIPS: &[Chip] = &[
         calibration: V5E_STEPS,
         memory_bytes: 16 * GIB,
         memory_bytes_per_sec: 819e9,
-        source: "Cloud TPU documentation, TPU v5e: 197 TFLOP/s, 16 GB, 819 GB/s, 1600 Gb/s over 4 links; \
-                 wrap-around in the full 16x16 only; TPU v6e, comparison: 6.4 Tb/s of network for the 256 chips",
+        source: "Cloud TPU documentation, TPU v5e: 197 TFLOP/s, 16 GB, 819 GB/s, 1600 Gb/s over 4 \
+                 links; wrap-around in the full 16x16 only; TPU v6e, comparison: 6.4 Tb/s of \
+                 network for the 256 chips",
     },
     Chip {
         name: "v5p",
@@ -292,9 +293,9 @@ pub const CHIPS: &[Chip] = &[
         calibration: V5P_STEPS,
         memory_bytes: 95 * GIB,
         memory_bytes_per_sec: 2765e9,
-        source: "Cloud TPU documentation, TPU7x, table of generations: 459 TFLOP/s, 95 GiB, 2765 GB/s, 1200 GB/s of \
-                 ICI both ways over 6 links, 50 Gb/s of network a chip; TPU v5p: of a pod's 8960 chips one slice has at \
-                 most 6144, 16x16x24",
+        source: "Cloud TPU documentation, TPU7x, table of generations: 459 TFLOP/s, 95 GiB, 2765 \
+                 GB/s, 1200 GB/s of ICI both ways over 6 links, 50 Gb/s of network a chip; TPU \
+                 v5p: of a pod's 8960 chips one slice has at most 6144, 16x16x24",
     },
     Chip {
         name: "v6e",
@@ -320,8 +321,9 @@ pub const CHIPS: &[Chip] = &[
         calibration: V6E_STEPS,
         memory_bytes: 32 * GIB,
         memory_bytes_per_sec: 1638e9,
-        source: "Cloud TPU documentation, TPU7x, table of generations: 918 TFLOP/s, 32 GiB, 1638 GB/s, 800 GB/s of \
-                 ICI both ways over 4 links, 100 Gb/s of network a chip, 256 chips",
+        source: "Cloud TPU documentation, TPU7x, table of generations: 918 TFLOP/s, 32 GiB, 1638 \
+                 GB/s, 800 GB/s of ICI both ways over 4 links, 100 Gb/s of network a chip, 256 \
+                 chips",
     },
     Chip {
         name: "tpu7x",
@@ -347,9 +349,9 @@ pub const CHIPS: &[Chip] = &[
         calibration: TPU7X_STEPS,
         memory_bytes: 96 * GIB,
         memory_bytes_per_sec: 3690e9,
-        source: "Cloud TPU documentation, TPU7x: 2307 TFLOP/s, 192 GiB and 7380 GB/s a chip of 2 TensorCores, \
-                 1200 GB/s of ICI both ways over 6 links, between the chiplets six times a link, 100 Gb/s of network a \
-                 chip, 9216 chips",
+        source: "Cloud TPU documentation, TPU7x: 2307 TFLOP/s, 192 GiB and 7380 GB/s a chip of 2 \
+                 TensorCores, 1200 GB/s of ICI both ways over 6 links, between the chiplets six \
+                 times a link, 100 Gb/s of network a chip, 9216 chips",
     },
     Chip {
         name: "a100",
@@ -362,9 +364,10 @@ pub const CHIPS: &[Chip] = &[
         calibration: A100_STEPS,
         memory_bytes: 85_100_068_864,
         memory_bytes_per_sec: 2039e9,
-        source: "NVIDIA A100 datasheet: 312 TFLOP/s bfloat16 and 156 TF32 without sparsity, 80 GB, 2039 GB/s, \
-                 600 GB/s of NVLink both ways; DGX A100 datasheet: 8 ports of 200 Gb/s for 8 GPUs; cores, clock, L2 and \
-                 usable memory: XLA's target description a100_sxm_80",
+        source: "NVIDIA A100 datasheet: 312 TFLOP/s bfloat16 and 156 TF32 without sparsity, 80 GB, \
+                 2039 GB/s, 600 GB/s of NVLink both ways; DGX A100 datasheet: 8 ports of 200 Gb/s \
+                 for 8 GPUs; cores, clock, L2 and usable memory: XLA's target description \
+                 a100_sxm_80",
     },
     Chip {
         name: "a100-40gb",
@@ -377,8 +380,9 @@ pub const CHIPS: &[Chip] = &[
         calibration: A100_STEPS,
         memory_bytes: 42_331_013_120,
         memory_bytes_per_sec: 1555e9,
-        source: "NVIDIA A100 datasheet, as the 80 GB but for 40 GB and 1555 GB/s; DGX A100 datasheet: 8 ports of 200 \
-                 Gb/s for 8 GPUs; cores, clock, L2 and usable memory: XLA's target description a100_sxm_40",
+        source: "NVIDIA A100 datasheet, as the 80 GB but for 40 GB and 1555 GB/s; DGX A100 \
+                 datasheet: 8 ports of 200 Gb/s for 8 GPUs; cores, clock, L2 and usable memory: \
+                 XLA's target description a100_sxm_40",
     },
     Chip {
         name: "l4",
@@ -399,9 +403,10 @@ pub const CHIPS: &[Chip] = &[
         calibration: as_of(A100_STEPS),
         memory_bytes: 23_034 << 20,
         memory_bytes_per_sec: 300e9,
-        source: "NVIDIA L4 datasheet: 242 TFLOP/s bfloat16 and 120 TF32 with sparsity, 24 GB, 300 GB/s, PCIe 4.0 x16 \
-                 with 64 GB/s both ways, no NVLink; NVIDIA Ada whitepaper, AD104: 48 MB of L2; Compute Engine \
-                 documentation, network bandwidth of G2: 100 Gb/s for 8 GPUs; usable memory: nvidia-smi, 23034 MiB",
+        source: "NVIDIA L4 datasheet: 242 TFLOP/s bfloat16 and 120 TF32 with sparsity, 24 GB, 300 \
+                 GB/s, PCIe 4.0 x16 with 64 GB/s both ways, no NVLink; NVIDIA Ada whitepaper, \
+                 AD104: 48 MB of L2; Compute Engine documentation, network bandwidth of G2: 100 \
+                 Gb/s for 8 GPUs; usable memory: nvidia-smi, 23034 MiB",
     },
     Chip {
         name: "l40s",
@@ -422,9 +427,10 @@ pub const CHIPS: &[Chip] = &[
         calibration: as_of(A100_STEPS),
         memory_bytes: 46_068 << 20,
         memory_bytes_per_sec: 864e9,
-        source: "NVIDIA L40S datasheet: 362 TFLOP/s bfloat16 and 183 TF32 without sparsity, 48 GB, 864 GB/s, PCIe 4.0 \
-                 x16 with 64 GB/s both ways, no NVLink; NVIDIA Ada whitepaper, AD102: 96 MB of L2; Amazon EC2 G6e: 400 \
-                 Gb/s of network for 8 GPUs; usable memory: nvidia-smi, 46068 MiB",
+        source: "NVIDIA L40S datasheet: 362 TFLOP/s bfloat16 and 183 TF32 without sparsity, 48 GB, \
+                 864 GB/s, PCIe 4.0 x16 with 64 GB/s both ways, no NVLink; NVIDIA Ada whitepaper, \
+                 AD102: 96 MB of L2; Amazon EC2 G6e: 400 Gb/s of network for 8 GPUs; usable \
+                 memory: nvidia-smi, 46068 MiB",
     },
     Chip {
         name: "h100",
@@ -437,9 +443,10 @@ pub const CHIPS: &[Chip] = &[
         calibration: H100_STEPS,
         memory_bytes: 84_942_979_072,
         memory_bytes_per_sec: 3350e9,
-        source: "NVIDIA H100 datasheet: 989.4 TFLOP/s bfloat16 and 494.7 TF32 without sparsity, 80 GB, 3.35 TB/s, \
-                 900 GB/s of NVLink both ways; DGX H100 datasheet: 8 ports of 400 Gb/s for 8 GPUs; cores, clock, L2 and \
-                 usable memory: XLA's target description h100_sxm",
+        source: "NVIDIA H100 datasheet: 989.4 TFLOP/s bfloat16 and 494.7 TF32 without sparsity, 80 \
+                 GB, 3.35 TB/s, 900 GB/s of NVLink both ways; DGX H100 datasheet: 8 ports of 400 \
+                 Gb/s for 8 GPUs; cores, clock, L2 and usable memory: XLA's target description \
+                 h100_sxm",
     },
     Chip {
         name: "h100-pcie",
@@ -458,10 +465,11 @@ pub const CHIPS: &[Chip] = &[
         calibration: as_of(H100_STEPS),
         memory_bytes: 84_942_979_072,
         memory_bytes_per_sec: 2039e9,
-        source: "NVIDIA H100 datasheet, PCIe: 1513 TFLOP/s bfloat16 and 756 TF32 with sparsity, 80 GB, 2 TB/s, PCIe 5.0 \
-                 x16 with 128 GB/s both ways (bridges of NVLink connect pairs only, and are not counted); NVIDIA \
-                 Enterprise Reference Architectures, PCIe Optimized 2-8-5: 4 ports of 400 Gb/s for 8 GPUs; cores, clock, \
-                 L2 and usable memory: XLA's target description h100_pcie",
+        source: "NVIDIA H100 datasheet, PCIe: 1513 TFLOP/s bfloat16 and 756 TF32 with sparsity, 80 \
+                 GB, 2 TB/s, PCIe 5.0 x16 with 128 GB/s both ways (bridges of NVLink connect pairs \
+                 only, and are not counted); NVIDIA Enterprise Reference Architectures, PCIe \
+                 Optimized 2-8-5: 4 ports of 400 Gb/s for 8 GPUs; cores, clock, L2 and usable \
+                 memory: XLA's target description h100_pcie",
     },
     Chip {
         name: "h200",
@@ -474,8 +482,8 @@ pub const CHIPS: &[Chip] = &[
         calibration: as_of(H100_STEPS),
         memory_bytes: 150_110_011_392,
         memory_bytes_per_sec: 4800e9,
-        source: "NVIDIA H200 datasheet: the H100's arithmetic, 141 GB, 4.8 TB/s; DGX H200 datasheet: 8 ports of \
-                 400 Gb/s for 8 GPUs",
+        source: "NVIDIA H200 datasheet: the H100's arithmetic, 141 GB, 4.8 TB/s; DGX H200 \
+                 datasheet: 8 ports of 400 Gb/s for 8 GPUs",
     },
     Chip {
         name: "b200",
@@ -496,9 +504,10 @@ pub const CHIPS: &[Chip] = &[
         calibration: as_of(H100_STEPS),
         memory_bytes: 191_514_411_008,
         memory_bytes_per_sec: 7672e9,
-        source: "NVIDIA HGX B200 datasheet: 36 PFLOP/s bfloat16 and 18 TF32 with sparsity for 8 GPUs, 180 GB, 1.8 TB/s \
-                 of NVLink both ways; DGX B200 datasheet: 8 ports of 400 Gb/s for 8 GPUs; cores, clock, L2, usable \
-                 memory and its bandwidth: XLA's target description b200",
+        source: "NVIDIA HGX B200 datasheet: 36 PFLOP/s bfloat16 and 18 TF32 with sparsity for 8 \
+                 GPUs, 180 GB, 1.8 TB/s of NVLink both ways; DGX B200 datasheet: 8 ports of 400 \
+                 Gb/s for 8 GPUs; cores, clock, L2, usable memory and its bandwidth: XLA's target \
+                 description b200",
     },
     Chip {
         name: "gb200",
@@ -519,9 +528,10 @@ pub const CHIPS: &[Chip] = &[
         calibration: as_of(H100_STEPS),
         memory_bytes: 197_897_748_480,
         memory_bytes_per_sec: 7928e9,
-        source: "NVIDIA GB200 NVL72 datasheet: 360 PFLOP/s bfloat16 and 180 TF32 with sparsity, 13.4 TB and 130 TB/s of \
-                 NVLink both ways for 72 GPUs; Compute Engine documentation, A4X: 4 ports of 400 Gb/s for 4 GPUs; cores, \
-                 clock, L2, usable memory and its bandwidth: XLA's target description gb200",
+        source: "NVIDIA GB200 NVL72 datasheet: 360 PFLOP/s bfloat16 and 180 TF32 with sparsity, \
+                 13.4 TB and 130 TB/s of NVLink both ways for 72 GPUs; Compute Engine \
+                 documentation, A4X: 4 ports of 400 Gb/s for 4 GPUs; cores, clock, L2, usable \
+                 memory and its bandwidth: XLA's target description gb200",
     },
 ];
 
@@ -558,7 +568,8 @@ impl Chip {
         let Calibration { chip, matmul_share, num_steps, error } = self.calibration;
         if num_steps == 0 {
             return format!(
-                "no published step on {} was compared: matmuls are assumed to reach {matmul_share:.2} of the peak, as on {chip}",
+                "no published step on {} was compared: matmuls are assumed to reach \
+                 {matmul_share:.2} of the peak, as on {chip}",
                 self.name
             );
         }
@@ -567,7 +578,8 @@ impl Chip {
             Family::Gpu(_) => "",
         };
         format!(
-            "{:.0} % is the mean error of the predictions of {num_steps} published steps on {chip}{fused}",
+            "{:.0} % is the mean error of the predictions of {num_steps} published steps on \
+             {chip}{fused}",
             100.0 * error
         )
     }

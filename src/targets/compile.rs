@@ -101,7 +101,8 @@ pub enum Error {
     },
     /// The optimised program has an unknown form.
     #[error(
-        "the optimised program cannot be read: {source}; is the plugin much newer than this program?"
+        "the optimised program cannot be read: {source}; is the plugin much newer than this \
+         program?"
     )]
     Unreadable {
         /// What is wrong with the bytes.

@@ -170,8 +170,8 @@ mod tests {
 
     #[test]
     fn a_refusal_is_read() {
-        let message = "PJRT_Compile: RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: the total memory required \
-                       for HLO temporaries (20.78G) exceeds available HBM (15.75G)";
+        let message = "PJRT_Compile: RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: the total \
+                       memory required for HLO temporaries (20.78G) exceeds available HBM (15.75G)";
         let limit_bytes = usable(Chip::named("v5e").unwrap());
         let state = Memory {
             parameters_bytes: GIB,

@@ -126,7 +126,8 @@ impl fmt::Display for AttentionForm {
         let ms = self.predicted_step_ms;
         write!(
             f,
-            "{form}: temporaries {temporaries}, peak {peak}{verdict}, memory traffic {traffic}, {ms:.2} ms"
+            "{form}: temporaries {temporaries}, peak {peak}{verdict}, memory traffic {traffic}, \
+             {ms:.2} ms"
         )
     }
 }
@@ -245,7 +246,8 @@ impl fmt::Display for CompileReport {
             let groups = counted(*num_groups, "group");
             writeln!(
                 f,
-                "collectives      {count} {kind}{phase}, {} in all, {groups} of {group_size}, {how}, beside {}",
+                "collectives      {count} {kind}{phase}, {} in all, {groups} of {group_size}, \
+                 {how}, beside {}",
                 gib(bytes),
                 counted(matmuls, "matmul")
             )?;
@@ -274,7 +276,8 @@ impl fmt::Display for CompileReport {
             if self.has_unknown_loops {
                 writeln!(
                     f,
-                    "                 collectives of loops with unknown trip counts are counted once"
+                    "                 collectives of loops with unknown trip counts are counted \
+                     once"
                 )?;
             }
         }
@@ -286,8 +289,8 @@ impl fmt::Display for CompileReport {
         )?;
         writeln!(
             f,
-            "predicted        {:.2} ms a step, of which {:.2} waiting for collectives and {:.2} for the slowest device; {:.0} % of the \
-             peak",
+            "predicted        {:.2} ms a step, of which {:.2} waiting for collectives and {:.2} \
+             for the slowest device; {:.0} % of the peak",
             self.predicted_step_ms,
             self.exposed_ms,
             self.jitter_ms,

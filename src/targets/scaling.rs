@@ -146,12 +146,14 @@ impl Scenario {
         };
         let sprayed = match self.network {
             Some(network) if network.is_multipath => {
-                "; multipath is a scenario: packets of one flow on all paths of several planes of two tiers"
+                "; multipath is a scenario: packets of one flow on all paths of several planes of \
+                 two tiers"
             }
             _ => "",
         };
         format!(
-            "network between groups: {name}, {:.2} GB/s for each device and {:.1} us a hop{sprayed}",
+            "network between groups: {name}, {:.2} GB/s for each device and {:.1} us a \
+             hop{sprayed}",
             wire.bytes_per_sec / 1e9,
             1e6 * wire.latency_secs
         )
@@ -188,8 +190,8 @@ impl ScalingPrediction {
         let algorithms = changes(&fabric, &all_reduce);
         let stops = refused.zip(rows.last()).map(|(why, row)| {
             format!(
-                "there are steps for up to {} of {} devices: {why}; with train.batch_per_replica the batch grows with the \
-                 devices",
+                "there are steps for up to {} of {} devices: {why}; with train.batch_per_replica \
+                 the batch grows with the devices",
                 row.num_devices,
                 target.num_devices()
             )
@@ -225,8 +227,9 @@ impl ScalingPrediction {
         let what = if row.num_tokens.is_some() { "tokens" } else { "examples" };
         let devices = if row.num_devices == 1 { "device" } else { "devices" };
         self.batch = Some(format!(
-            "batch: with {} {devices} a step has {} {what}; no published recipe for this kind of model has more than {largest} ({recipe}), \
-             so rows from there on are of batches that nobody is known to train with",
+            "batch: with {} {devices} a step has {} {what}; no published recipe for this kind of \
+             model has more than {largest} ({recipe}), so rows from there on are of batches that \
+             nobody is known to train with",
             row.num_devices,
             size(row)
         ));
@@ -288,7 +291,8 @@ impl ScalingPrediction {
 }
 
 /// What the examples per second are.
-const UPPER_BOUND: &str = "examples/s are an upper bound: input, failures and other traffic on the network are not counted";
+const UPPER_BOUND: &str = "examples/s are an upper bound: input, failures and other traffic on the \
+                           network are not counted";
 
 /// Whether the state leaves room for a step.
 fn memory(target: &Target, rows: &[Row]) -> String {
@@ -299,8 +303,9 @@ fn memory(target: &Target, rows: &[Row]) -> String {
     };
     match too_large.map(|row| row.num_devices).max() {
         Some(num_devices) => format!(
-            "memory: the state alone, up to {}, does not fit in the {of} that a program has on a device, on {}; \
-             --set mesh.fsdp=N shards it, `lockstep compile` says what else a step needs",
+            "memory: the state alone, up to {}, does not fit in the {of} that a program has on a \
+             device, on {}; --set mesh.fsdp=N shards it, `lockstep compile` says what else a step \
+             needs",
             gib(most),
             match num_devices {
                 1 => "1 device".to_owned(),
@@ -308,7 +313,8 @@ fn memory(target: &Target, rows: &[Row]) -> String {
             }
         ),
         None => format!(
-            "memory: the state takes up to {} of the {of} that a program has on a device; `lockstep compile` says what else a step needs",
+            "memory: the state takes up to {} of the {of} that a program has on a device; \
+             `lockstep compile` says what else a step needs",
             gib(most)
         ),
     }
@@ -461,8 +467,9 @@ fn finding(layout: &DeviceLayout, steps: &[Measured], rows: &[Row]) -> String {
         format!("of {} not all overlap with the arithmetic", megabytes(bytes, gathered))
     } else if early * 2 > bytes {
         format!(
-            "the collectives take {:.2} ms, and the arithmetic that is left when they can begin hides {:.2} of these: smaller \
-             parallel.bucket_bytes or more examples on each device help",
+            "the collectives take {:.2} ms, and the arithmetic that is left when they can begin \
+             hides {:.2} of these: smaller parallel.bucket_bytes or more examples on each device \
+             help",
             row.communication_ms,
             row.communication_ms - row.exposed_ms
         )

@@ -159,15 +159,15 @@ fn gpu_config(chip: &Chip, gpu: &GpuSpec) -> String {
     format!(
         "gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 \
          shared_memory_per_block: 49152 shared_memory_per_core: {shared_memory_bytes} \
-         shared_memory_per_block_optin: {block_shared_memory_bytes} \
-         threads_per_core_limit: {max_threads} \
-         registers_per_core_limit: 65536 registers_per_block_limit: 65536 \
+         shared_memory_per_block_optin: {block_shared_memory_bytes} threads_per_core_limit: \
+         {max_threads} registers_per_core_limit: 65536 registers_per_block_limit: 65536 \
          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 \
          core_count: {num_cores} fpus_per_core: {num_f32_units} clock_rate_ghz: {clock_ghz} \
          l2_cache_size: {l2_bytes} device_memory_size: {memory} memory_bandwidth: {bandwidth:.0} \
-         cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }} }} \
-         platform_name: \"CUDA\" dnn_version_info {{ major: {cudnn} minor: {cudnn_minor} patch: 0 }} \
-         runtime_version {{ major: {cuda} minor: {cuda_minor} }} device_description_str: \"{name}\""
+         cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }} \
+         }} platform_name: \"CUDA\" dnn_version_info {{ major: {cudnn} minor: {cudnn_minor} patch: \
+         0 }} runtime_version {{ major: {cuda} minor: {cuda_minor} }} device_description_str: \
+         \"{name}\""
     )
 }
 
@@ -182,18 +182,17 @@ impl FromStr for Target {
         if let Some(chip) = Chip::named(parts[0]).filter(|_| says_family(parts[0])) {
             parts.insert(0, chip.family_name());
         }
-        let read = || {
-            match parts[..] {
+        let read = || match parts[..] {
             [family, chip, sizes] => read(family, chip, sizes),
             ["tpu", name] if name.contains('-') => match Chip::named(name) {
                 Some(chip) => Err(without_topology(name, chip)),
                 None => read_type(name),
             },
             ["gpu", chip] => read("gpu", chip, "1x1"),
-            _ => Err("write tpu:CHIP:TOPOLOGY, tpu:ACCELERATOR-TYPE, gpu:CHIP:HOSTSxGPUS or gpu:CHIP for one GPU, such as \
-                      tpu:v5e:4x4, tpu:v5e:16x16x2 for two slices, tpu:v5litepod-16, or gpu:h100:4x8"
+            _ => Err("write tpu:CHIP:TOPOLOGY, tpu:ACCELERATOR-TYPE, gpu:CHIP:HOSTSxGPUS or \
+                      gpu:CHIP for one GPU, such as tpu:v5e:4x4, tpu:v5e:16x16x2 for two slices, \
+                      tpu:v5litepod-16, or gpu:h100:4x8"
                 .to_owned()),
-        }
         };
         read().map_err(|reason| TargetError { target: text.to_owned(), reason })
     }

@@ -106,8 +106,8 @@ pub enum WorkerError {
     },
     /// The compiler aborted the process.
     #[error(
-        "the compiler ended with {status} instead of an error, which it does on topologies or options \
-         that it cannot compile for; its last output:\n{last_lines}"
+        "the compiler ended with {status} instead of an error, which it does on topologies or \
+         options that it cannot compile for; its last output:\n{last_lines}"
     )]
     Aborted {
         /// How the process ended.
@@ -117,8 +117,8 @@ pub enum WorkerError {
     },
     /// NVIDIA's assembler or device library is missing.
     #[error(
-        "{} is missing; `lockstep plugin install cuda-compiler` installs it, or set its directory with \
-         --set compile.overrides.xla_gpu_cuda_data_dir=DIR", path.display()
+        "{} is missing; `lockstep plugin install cuda-compiler` installs it, or set its directory \
+         with --set compile.overrides.xla_gpu_cuda_data_dir=DIR", path.display()
     )]
     NoCudaTool {
         /// The file.

@@ -53,7 +53,8 @@ pub(super) fn warn_of_incomplete(place: &Location) -> Result<(), checkpoint::Err
                 ));
             }
             (Some(newest), _) => say(&format!(
-                "warning: {location} is passed over: it has no manifest.json, which a save writes last; {} is used",
+                "warning: {location} is passed over: it has no manifest.json, which a save writes \
+                 last; {} is used",
                 newest.location.name()
             )),
             (None, _) => return Err(checkpoint::Error::Incomplete { path: location }),

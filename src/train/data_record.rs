@@ -33,8 +33,9 @@ pub(super) fn record(splits: &Splits, processes: Processes<'_>) -> Result<DataRe
                 (other, first) => format!("{other} examples instead of {first}"),
             };
             let reason = format!(
-                "process {process_index} has other {part} data than process 0 ({counts}); all processes must read the same data: copy \
-                 them anew, or name a directory that all hosts share"
+                "process {process_index} has other {part} data than process 0 ({counts}); all \
+                 processes must read the same data: copy them anew, or name a directory that all \
+                 hosts share"
             );
             Err(Error::OtherProcess { reason })
         }

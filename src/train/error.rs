@@ -85,7 +85,8 @@ pub enum Error {
     },
     /// The processes of a run cannot share the replicas of the mesh evenly.
     #[error(
-        "{num_processes} processes cannot share {} evenly; make mesh.data x mesh.fsdp a multiple of {num_processes}",
+        "{num_processes} processes cannot share {} evenly; make mesh.data x mesh.fsdp a multiple \
+         of {num_processes}",
         counted(*num_replicas, "replica")
     )]
     UnevenProcesses {
@@ -96,8 +97,9 @@ pub enum Error {
     },
     /// XLA's own collectives on the CPU end at the process.
     #[error(
-        "parallel.host_collectives = false, but the run has {num_processes} processes, which on the cpu backend only these \
-         collectives connect; leave it out (--unset parallel.host_collectives)"
+        "parallel.host_collectives = false, but the run has {num_processes} processes, which on \
+         the cpu backend only these collectives connect; leave it out (--unset \
+         parallel.host_collectives)"
     )]
     NeedsHostCollectives {
         /// Processes of the run.
@@ -140,8 +142,8 @@ pub enum Error {
     },
     /// Labels of examples where the model takes those of tokens, or the other way round.
     #[error(
-        "model.name = {model:?} as configured takes a label of {takes}, but the data have one of {found}; choose another \
-         data.source, or another model.head if the model has one"
+        "model.name = {model:?} as configured takes a label of {takes}, but the data have one of \
+         {found}; choose another data.source, or another model.head if the model has one"
     )]
     Labels {
         /// The model.
@@ -153,8 +155,8 @@ pub enum Error {
     },
     /// The data lack a field that the model takes.
     #[error(
-        "model.name = {model:?} as configured takes the field `{field}` of examples, which the data do not have; choose \
-         data.source = \"classification\" for texts, or another model"
+        "model.name = {model:?} as configured takes the field `{field}` of examples, which the \
+         data do not have; choose data.source = \"classification\" for texts, or another model"
     )]
     Field {
         /// The model.
@@ -164,8 +166,8 @@ pub enum Error {
     },
     /// The tokenizer has tokens that the model lacks.
     #[error(
-        "model.vocabulary: found {vocabulary}, but the ids of the tokenizer go up to {}; set it to {found} or more, or \
-         choose the model's own data.tokenizer", found - 1
+        "model.vocabulary: found {vocabulary}, but the ids of the tokenizer go up to {}; set it to \
+         {found} or more, or choose the model's own data.tokenizer", found - 1
     )]
     Vocabulary {
         /// One more than the highest id.
@@ -186,7 +188,8 @@ pub enum Error {
     RunDir(#[from] RunDirError),
     /// The configuration cannot be written as TOML.
     #[error(
-        "cannot write the resolved configuration, which a run keeps with its results: {0}; paths must be Unicode"
+        "cannot write the resolved configuration, which a run keeps with its results: {0}; paths \
+         must be Unicode"
     )]
     Unwritable(#[source] toml::ser::Error),
     /// The run was stopped before it had any results to keep.
@@ -197,8 +200,8 @@ pub enum Error {
     Mesh(#[from] UnevenMesh),
     /// The mesh has more replicas than there are devices.
     #[error(
-        "the mesh asks for {num_replicas} replicas, but the backend `{backend}` has {}; make mesh.data x mesh.fsdp \
-         {num_devices} or less, or set one of the two to \"auto\"",
+        "the mesh asks for {num_replicas} replicas, but the backend `{backend}` has {}; make \
+         mesh.data x mesh.fsdp {num_devices} or less, or set one of the two to \"auto\"",
         counted(*num_devices, "device")
     )]
     TooManyReplicas {
@@ -211,8 +214,8 @@ pub enum Error {
     },
     /// The loss, a gradient or a leaf of the next state is infinite or NaN.
     #[error(
-        "step {step}: {what}; the parameters are unchanged by it. Lower the rate or warm up longer, \
-         or set train.on_nonfinite = \"skip\" to leave such updates out and continue"
+        "step {step}: {what}; the parameters are unchanged by it. Lower the rate or warm up \
+         longer, or set train.on_nonfinite = \"skip\" to leave such updates out and continue"
     )]
     NonFinite {
         /// The step, from 0.
@@ -222,8 +225,8 @@ pub enum Error {
     },
     /// With `train.on_nonfinite = "skip"`: the last update of the run was skipped.
     #[error(
-        "the last update of the run was skipped, in step {step}: {what}. {num_skipped} of {num_steps} updates \
-         were skipped; lower the rate or warm up longer"
+        "the last update of the run was skipped, in step {step}: {what}. {num_skipped} of \
+         {num_steps} updates were skipped; lower the rate or warm up longer"
     )]
     LastSkipped {
         /// The step, from 0.
@@ -237,7 +240,8 @@ pub enum Error {
     },
     /// The state is finite, but the loss of the evaluation split is not.
     #[error(
-        "the evaluation at the end of the run gives a loss of {loss}; lower the rate or warm up longer"
+        "the evaluation at the end of the run gives a loss of {loss}; lower the rate or warm up \
+         longer"
     )]
     NonFiniteEval {
         /// The mean loss.
@@ -245,14 +249,14 @@ pub enum Error {
     },
     /// All evaluation examples were broken and left out.
     #[error(
-        "no evaluation example can be decoded, so there is nothing to evaluate: data.on_broken = \"skip\" has left out all of them; \
-         replace the files, or set data.eval_path to others"
+        "no evaluation example can be decoded, so there is nothing to evaluate: data.on_broken = \
+         \"skip\" has left out all of them; replace the files, or set data.eval_path to others"
     )]
     NothingEvaluated,
     /// The lockstep proof found replicas that differ.
     #[error(
-        "lockstep is lost after step {step}: `{leaf}` differs on replica {replicas}; a device or its \
-         memory is faulty, or a program is not deterministic. These parameters are not saved"
+        "lockstep is lost after step {step}: `{leaf}` differs on replica {replicas}; a device or \
+         its memory is faulty, or a program is not deterministic. These parameters are not saved"
     )]
     LockstepLost {
         /// Steps taken.
@@ -273,8 +277,8 @@ pub enum Error {
     Checkpoint(#[from] checkpoint::Error),
     /// A run without a directory for checkpoints is to be continued.
     #[error(
-        "--resume needs to know where the checkpoints are: set --out, or checkpoint.dir to an absolute path or a URL, and leave \
-         checkpoint.keep above 0"
+        "--resume needs to know where the checkpoints are: set --out, or checkpoint.dir to an \
+         absolute path or a URL, and leave checkpoint.keep above 0"
     )]
     NothingToResume,
     /// The checkpoint belongs to a run that this configuration cannot continue.
@@ -286,8 +290,9 @@ pub enum Error {
     /// A job was started again after a failure, but its command does not continue the run that it
     /// has left.
     #[error(
-        "generation {generation} of this job has failed: {reason}; its run in {} cannot be continued, because the command of \
-         lockstep launch has no --resume: add it, or replace the run with --overwrite",
+        "generation {generation} of this job has failed: {reason}; its run in {} cannot be \
+         continued, because the command of lockstep launch has no --resume: add it, or replace the \
+         run with --overwrite",
         dir.display()
     )]
     NotResumed {
@@ -300,8 +305,9 @@ pub enum Error {
     },
     /// The training data are not those of the run that is to be continued.
     #[error(
-        "this configuration cannot continue the run that was saved: {source_name} has {now} training examples, {}. Use the data of \
-         the run; or, to go on with these as another run from here on, {key} and give --resume again",
+        "this configuration cannot continue the run that was saved: {source_name} has {now} \
+         training examples, {}. Use the data of the run; or, to go on with these as another run \
+         from here on, {key} and give --resume again",
         if now == before { "as many as when the checkpoint was saved, but others".to_owned() }
         else { format!("but {before} when the checkpoint was saved") }
     )]
@@ -367,8 +373,9 @@ impl From<state::Error> for Error {
 fn advice(error: &pjrt::Error) -> &'static str {
     match error.is_out_of_memory() {
         true => {
-            ". The memory is too small for this run: use a smaller batch, or more microbatches (train.num_microbatches); recompute \
-             activations (model.remat = true) where the model can; or shard the state over more devices (mesh.fsdp, parallel.zero)"
+            ". The memory is too small for this run: use a smaller batch, or more microbatches \
+             (train.num_microbatches); recompute activations (model.remat = true) where the model \
+             can; or shard the state over more devices (mesh.fsdp, parallel.zero)"
         }
         false => "",
     }

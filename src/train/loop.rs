@@ -263,7 +263,8 @@ impl<'a> Loop<'a> {
             format!("the best was after step {}", best.step + 1)
         });
         self.recorder.say(&format!(
-            "ended early: no better evaluation in the last {patience} ({best}; train.patience = {patience})"
+            "ended early: no better evaluation in the last {patience} ({best}; train.patience = \
+             {patience})"
         ));
     }
 

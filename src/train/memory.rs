@@ -161,7 +161,8 @@ impl Memory {
         let Some(free) = self.free_bytes.filter(is_too_much) else { return Ok(None) };
         let (needs, advice) = (self.describe(need, needed), self.advice(need));
         Ok(Some(format!(
-            "{needs}, and only {} of memory are free here; if the run ends without a message, the system has killed it: {advice}",
+            "{needs}, and only {} of memory are free here; if the run ends without a message, the \
+             system has killed it: {advice}",
             bytes(free)
         )))
     }
@@ -197,17 +198,19 @@ impl Memory {
         }
         match (need.state_bytes >= need.temporary_bytes, self.is_sharded, is_shared) {
             (true, false, true) => {
-                "shard the state over these replicas (mesh.fsdp, parallel.zero = 3), use fewer of them, or a smaller model"
+                "shard the state over these replicas (mesh.fsdp, parallel.zero = 3), use fewer of \
+                 them, or a smaller model"
             }
             (true, false, false) => {
-                "shard the state over several devices (mesh.fsdp, parallel.zero = 3), or use a smaller model"
+                "shard the state over several devices (mesh.fsdp, parallel.zero = 3), or use a \
+                 smaller model"
             }
             (true, true, _) => {
                 "shard the state over more devices (mesh.fsdp), or use a smaller model"
             }
             (false, ..) => {
-                "use a smaller batch, or more microbatches (train.num_microbatches), or recompute activations \
-                 (model.remat = true) where the model can"
+                "use a smaller batch, or more microbatches (train.num_microbatches), or recompute \
+                 activations (model.remat = true) where the model can"
             }
         }
     }
@@ -286,9 +289,10 @@ mod tests {
         let refused = host(4).check(need(6, 1)).unwrap_err().to_string();
         assert_eq!(
             refused,
-            "the step needs 28.00 GiB of memory, 6.00 GiB of state and batch and 1.00 GiB of temporaries on each of 4 \
-             replicas, but this host, swap included, has 24.00 GiB; shard the state over these replicas (mesh.fsdp, \
-             parallel.zero = 3), use fewer of them, or a smaller model"
+            "the step needs 28.00 GiB of memory, 6.00 GiB of state and batch and 1.00 GiB of \
+             temporaries on each of 4 replicas, but this host, swap included, has 24.00 GiB; shard \
+             the state over these replicas (mesh.fsdp, parallel.zero = 3), use fewer of them, or a \
+             smaller model"
         );
         let device = Memory { place: Place::Device, free_bytes: None, is_sharded: true, ..host(1) };
         let refused = device.check(need(30, 0)).unwrap_err().to_string();

@@ -225,7 +225,9 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
 /// Where a run that was stopped after `num_steps` steps has been saved, and how to go on.
 fn how_to_go_on(config: &Config, options: &Options, num_steps: u64) -> String {
     let Some(place) = checkpoints::place(&config.checkpoint, options.out.as_deref()) else {
-        return "nothing is saved from which the run could go on: there is no --out, or checkpoint.keep is 0".to_owned();
+        return "nothing is saved from which the run could go on: there is no --out, or \
+                checkpoint.keep is 0"
+            .to_owned();
     };
     let how = match options.resume {
         Resume::Never if options.overwrite => {

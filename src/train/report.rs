@@ -52,8 +52,8 @@ fn describe_padding(run: &Run) -> Option<String> {
     let [smaller @ .., largest] = &dims[..] else { return None };
     (!smaller.is_empty()).then(|| {
         format!(
-            "padding: examples are {} or {largest}, the smallest that holds all of a batch; {} programs each of the step \
-             and of the evaluation",
+            "padding: examples are {} or {largest}, the smallest that holds all of a batch; {} \
+             programs each of the step and of the evaluation",
             smaller.join(", "),
             dims.len()
         )

@@ -176,7 +176,8 @@ fn notes_of_data(
     now: &DataRecord,
 ) -> Vec<String> {
     let Some(saved) = saved else {
-        let note = "the version that saved the checkpoint did not record its data, so they are not compared";
+        let note = "the version that saved the checkpoint did not record its data, so they are not \
+                    compared";
         return vec![note.to_owned()];
     };
     let mut notes = vec![];
@@ -187,13 +188,15 @@ fn notes_of_data(
             now.train.num_examples
         )),
         DataChange::Other => notes.push(format!(
-            "warning: the training data are not those of the checkpoint ({}); the run is another one from here on",
+            "warning: the training data are not those of the checkpoint ({}); the run is another \
+             one from here on",
             counts(&saved.train, &now.train)
         )),
     }
     if eval == DataChange::Other {
         notes.push(format!(
-            "warning: the evaluation data are not those of the checkpoint ({}): evaluations before and after it cannot be compared",
+            "warning: the evaluation data are not those of the checkpoint ({}): evaluations before \
+             and after it cannot be compared",
             counts(&saved.eval, &now.eval)
         ));
     }
@@ -268,8 +271,8 @@ pub(super) fn check(
     let is_other_batch = saved.global_batch != run.batch.global_batch();
     if is_other_batch || saved.position != here && !differences.has_other_data {
         return other_run(format!(
-            "the checkpoint was made after {} of {}, at batch {} of epoch {}; here that is batch {} of epoch {} with {} a step. \
-             Use the same data and the same global batch",
+            "the checkpoint was made after {} of {}, at batch {} of epoch {}; here that is batch \
+             {} of epoch {} with {} a step. Use the same data and the same global batch",
             counted(saved.step, "step"),
             counted(saved.global_batch, "example"),
             saved.position.batch,
@@ -309,14 +312,17 @@ pub(super) fn restore(
     let how = match (differences.is_other_run, is_same_program) {
         (true, _) => "another configuration holds from here on",
         (false, _) if differences.has_unknown_data => {
-            "what follows is the run that was saved only if the training data are those that it had, which nothing here shows"
+            "what follows is the run that was saved only if the training data are those that it \
+             had, which nothing here shows"
         }
         (false, true) if differences.has_other_eval => {
-            "the same program: what follows is bit for bit the run that was saved, but for evaluations"
+            "the same program: what follows is bit for bit the run that was saved, but for \
+             evaluations"
         }
         (false, true) => "the same program: what follows is bit for bit the run that was saved",
         (false, false) => {
-            "another program (mesh, options, device or version): what follows is the run that was saved, up to rounding"
+            "another program (mesh, options, device or version): what follows is the run that was \
+             saved, up to rounding"
         }
     };
     let steps = counted(saved.step, "step");
@@ -327,8 +333,8 @@ pub(super) fn restore(
 mod tests {
     use super::*;
 
-    const SAVED: &str = "[model]\nwidth = 8\nremat = false\n[data]\npath = \"/a\"\n[train]\nsteps = 10\nglobal_batch = 4\n\
-                         [schedule]\nname = \"cosine\"\n";
+    const SAVED: &str = "[model]\nwidth = 8\nremat = false\n[data]\npath = \"/a\"\n[train]\nsteps \
+                         = 10\nglobal_batch = 4\n[schedule]\nname = \"cosine\"\n";
 
     fn data(num_examples: u64, fingerprint: &str) -> DataRecord {
         let fingerprint = Some(fingerprint.to_owned());
@@ -359,7 +365,8 @@ mod tests {
             (
                 "steps = 10",
                 "steps = 20",
-                "train.steps: 10 -> 20 (the learning rates follow it, as schedule.total_steps is not set)",
+                "train.steps: 10 -> 20 (the learning rates follow it, as schedule.total_steps is \
+                 not set)",
                 true,
             ),
             (

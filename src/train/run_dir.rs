@@ -60,8 +60,8 @@ pub enum RunDirError {
     },
     /// Something that is not a file has the name of one.
     #[error(
-        "{} is {what}, but the run writes a file of that name; remove it, or choose another directory \
-         with --out", path.display()
+        "{} is {what}, but the run writes a file of that name; remove it, or choose another \
+         directory with --out", path.display()
     )]
     NotAFile {
         /// Its path.
@@ -71,8 +71,8 @@ pub enum RunDirError {
     },
     /// The folder for the previous run holds something else.
     #[error(
-        "the previous run would be moved to {}, which is not a directory or holds other files; move that away, or \
-         choose another directory with --out", path.display()
+        "the previous run would be moved to {}, which is not a directory or holds other files; \
+         move that away, or choose another directory with --out", path.display()
     )]
     NotARun {
         /// The folder.
@@ -80,8 +80,8 @@ pub enum RunDirError {
     },
     /// It belongs to another run.
     #[error(
-        "the output directory {} holds another run ({}); choose another with --out, continue that run with \
-         --resume if it has checkpoints, or replace it with --overwrite", dir.display(), names.join(", ")
+        "the output directory {} holds another run ({}); choose another with --out, continue that \
+         run with --resume if it has checkpoints, or replace it with --overwrite", dir.display(), names.join(", ")
     )]
     Occupied {
         /// The directory.
@@ -91,8 +91,8 @@ pub enum RunDirError {
     },
     /// It holds a run that is to be continued, but not with this configuration.
     #[error(
-        "--resume finds no checkpoint of the run in {} with this configuration, which differs from the run's: {}; use the run's \
-         values{}, or choose another directory with --out",
+        "--resume finds no checkpoint of the run in {} with this configuration, which differs from \
+         the run's: {}; use the run's values{}, or choose another directory with --out",
         dir.display(), differences.join("; "),
         if differences.iter().any(|key| key.starts_with("checkpoint.dir")) {
             ", or move its checkpoints to the new checkpoint.dir"
@@ -106,8 +106,8 @@ pub enum RunDirError {
     },
     /// It holds a run that is to be continued, but none of its checkpoints.
     #[error(
-        "the run in {} has no checkpoint to continue from; replace it with --overwrite instead of --resume, or choose another \
-         directory with --out", dir.display()
+        "the run in {} has no checkpoint to continue from; replace it with --overwrite instead of \
+         --resume, or choose another directory with --out", dir.display()
     )]
     NoCheckpoint {
         /// The directory.
@@ -115,7 +115,8 @@ pub enum RunDirError {
     },
     /// Another process is writing into it.
     #[error(
-        "another process is writing a run into {}; choose another directory with --out, or wait for it",
+        "another process is writing a run into {}; choose another directory with --out, or wait \
+         for it",
         dir.display()
     )]
     InUse {
@@ -415,8 +416,8 @@ mod tests {
         RunDir::claim(dir.path(), Existing::Refuse).unwrap();
         write_run(dir.path(), "a");
         let error = RunDir::claim(dir.path(), Existing::Refuse).unwrap_err().to_string();
-        let expected = "holds another run (config.resolved.toml, metrics.jsonl, params.safetensors, \
-                        summary.json, checkpoints); choose";
+        let expected = "holds another run (config.resolved.toml, metrics.jsonl, \
+                        params.safetensors, summary.json, checkpoints); choose";
         assert!(error.contains(expected), "{error}");
         RunDir::claim(dir.path(), Existing::Replace).unwrap();
         assert_eq!(name_of(dir.path()), FILES.map(|_| Some("a".to_owned())));

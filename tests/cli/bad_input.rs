@@ -348,8 +348,8 @@ fn a_loss_that_is_not_finite_stops_the_run_and_keeps_what_there_is() {
     let sets = ["optimizer.name=sgd", "schedule.peak=1e30", "schedule.warmup=none", "mesh.data=2"];
     let done = lockstep(&train_args(&sets, &["--out", text(dir.path())]));
     assert_eq!(done.code, Some(1), "{}", done.stderr);
-    let said = "error: step 1: the loss is not finite on replicas 0, 1; the parameters are unchanged \
-                by it";
+    let said = "error: step 1: the loss is not finite on replicas 0, 1; the parameters are \
+                unchanged by it";
     assert!(done.stderr.contains(said), "{}", done.stderr);
     assert!(done.stderr.contains("train.on_nonfinite = \"skip\""), "{}", done.stderr);
     let lines = metrics(dir.path());

@@ -101,9 +101,10 @@ fn what_was_trained_evaluates_predicts_and_is_exported() {
 
     // A run from the folder starts where this one ended.
     let from = file(dir.path(), "from.toml", format!(
-        "model = {{ from = \"re\u{301}sume\u{301}\" }}\n[data]\nsource = \"classification\"\npath = {:?}\neval_path = {:?}\n\
-         max_length = 32\n[train]\nglobal_batch = 32\nsteps = 1\n[optimizer]\nname = \"sgd\"\n\
-         [schedule]\nname = \"constant\"\npeak = 1e-12\n[mesh]\ndata = 1\n",
+        "model = {{ from = \"re\u{301}sume\u{301}\" }}\n[data]\nsource = \"classification\"\npath \
+         = {:?}\neval_path = {:?}\nmax_length = 32\n[train]\nglobal_batch = 32\nsteps = \
+         1\n[optimizer]\nname = \"sgd\"\n[schedule]\nname = \"constant\"\npeak = \
+         1e-12\n[mesh]\ndata = 1\n",
         PathBuf::from(EXAMPLES).join("sentiment/train.tsv"), PathBuf::from(dev()),
     ).as_bytes());
     let outcome = lockstep(&["train", text(&from), "--json"]).succeeded();
@@ -179,7 +180,8 @@ fn batches_of_several_lengths_train_as_padded_ones() {
     for (name, pad_to) in [("one", "data.pad_to=[]"), ("several", "data.pad_to=[14, 16, 18]")] {
         let run = dir.path().join(name);
         let outcome = train(&run, &[&sets[..], &[pad_to]].concat()).succeeded();
-        let says = "padding: examples are [14], [16], [18] or [32], the smallest that holds all of a batch; 4 programs";
+        let says = "padding: examples are [14], [16], [18] or [32], the smallest that holds all of \
+                    a batch; 4 programs";
         assert_eq!(outcome.stderr.contains(says), name == "several", "{}", outcome.stderr);
         let of_line = |line: &Value| {
             let losses = ["loss", "eval_loss"].map(|key| line[key].as_f64());

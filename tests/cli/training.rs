@@ -206,8 +206,9 @@ fn a_sharded_run_says_what_is_sharded_and_what_it_sends() {
     let done = lockstep(&train_args(&[&sets[..], &SHARDED].concat(), &["--json"])).succeeded();
     // Weights of 64 -> 256 -> 256 -> 10, and biases and norms. AdamW keeps two more of each, and
     // there are two counters.
-    let said = "sharding: 3 leaves, 330.00 KiB over 2 replicas (zero = 3); whole: 7 leaves, 6.04 KiB \
-                (a vector of fewer than 65536 elements); state: 513.12 KiB of 1008.12 KiB on each replica\n";
+    let said = "sharding: 3 leaves, 330.00 KiB over 2 replicas (zero = 3); whole: 7 leaves, 6.04 \
+                KiB (a vector of fewer than 65536 elements); state: 513.12 KiB of 1008.12 KiB on \
+                each replica\n";
     assert!(done.stderr.contains(said), "{}", done.stderr);
     for said in [
         "synchronisation: each replica sends ",
@@ -224,8 +225,8 @@ fn a_sharded_run_says_what_is_sharded_and_what_it_sends() {
     let odd =
         ["mesh.data=1", "mesh.fsdp=3", "train.batch_per_replica=16", "model.hidden=[100, 70]"];
     let done = lockstep(&train_args(&[&sets[..], &odd].concat(), &[])).succeeded();
-    let said = "sharding: 0 leaves, 0 B over 3 replicas (zero = 3); whole: 2 leaves, 52.34 KiB (no dim that 3 divides), \
-                7 leaves, ";
+    let said = "sharding: 0 leaves, 0 B over 3 replicas (zero = 3); whole: 2 leaves, 52.34 KiB (no \
+                dim that 3 divides), 7 leaves, ";
     assert!(done.stderr.contains(said), "{}", done.stderr);
 
     let done = lockstep(&train_args(&sets[..2], &[])).succeeded();
@@ -245,17 +246,22 @@ fn the_text_of_a_sharded_step_starts_with_what_is_sharded() {
     assert!(program.starts_with("module @step "), "{program}");
     let expected = [
         "// zero = 1 over 2 replicas",
-        "// params.blocks.0.linear.weight: f32[256, 64]{dim 0 over {fsdp}}, 32768 bytes on each replica",
-        "// params.blocks.0.linear.bias: f32[256], 1024 bytes, whole: a vector of fewer than 65536 elements",
+        "// params.blocks.0.linear.weight: f32[256, \
+         64]{dim 0 over {fsdp}}, 32768 bytes on each replica",
+        "// params.blocks.0.linear.bias: f32[256], 1024 bytes, whole: a vector of fewer than 65536 \
+         elements",
         "// params.head.weight: f32[10, 256]{dim 1 over {fsdp}}, 5120 bytes on each replica",
         "// sharded: 3 leaves, 337920 bytes",
         "// whole: 7 leaves, 6184 bytes",
         "//   a vector of fewer than 65536 elements: 7 leaves, 6184 bytes",
         "// state: 525440 of 1032320 bytes on each replica",
         // Of two replicas each sends half of what is gathered or scattered.
-        "// all_gather over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 sent by each replica",
-        "// reduce_scatter over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 sent by each replica",
-        "// all_reduce over {data}, 2 groups of 2 replicas: 1 per step, 168960 bytes, 168960 sent by each replica",
+        "// all_gather over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 sent \
+         by each replica",
+        "// reduce_scatter over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 \
+         sent by each replica",
+        "// all_reduce over {data}, 2 groups of 2 replicas: 1 per step, 168960 bytes, 168960 sent \
+         by each replica",
     ];
     let mut found = comments.iter();
     for line in expected {
@@ -324,8 +330,8 @@ fn sharded_state_goes_with_every_other_choice() {
             "resnet20-synthetic",
             &[&small_resnet[..], &["parallel.zero=2", "model.batch_norm_group=12"]].concat(),
             Some(
-                "model.batch_norm_group: groups of 12 examples cannot be made of 8 on each of 4 replicas; the nearest that \
-                 can: 8 or 16",
+                "model.batch_norm_group: groups of 12 examples cannot be made of 8 on each of 4 \
+                 replicas; the nearest that can: 8 or 16",
             ),
         ),
         ("digits", &["train.global_batch=62"], Some("train.global_batch: 62 does not divide")),
@@ -411,14 +417,15 @@ fn updates_that_are_not_finite_are_counted_and_left_out_if_asked_for() {
     // The first step's loss is that of the initial parameters, and its update is what blows up.
     for (step, count) in [(1, 1), (4, 4)] {
         let said = format!(
-            "step {step}: the loss is not finite on replicas 0, 1; its update was skipped ({count} so far)"
+            "step {step}: the loss is not finite on replicas 0, 1; its update was skipped ({count} \
+             so far)"
         );
         assert!(done.stderr.contains(&said), "{}", done.stderr);
     }
     // A run that ends so is no success, and says what it came to all the same.
     assert_eq!(done.code, Some(1), "{}", done.stderr);
-    let said = "error: the last update of the run was skipped, in step 4: the loss is not finite on \
-                replicas 0, 1. 4 of 5 updates were skipped; lower the rate";
+    let said = "error: the last update of the run was skipped, in step 4: the loss is not finite \
+                on replicas 0, 1. 4 of 5 updates were skipped; lower the rate";
     assert!(done.stderr.contains(said), "{}", done.stderr);
     let summary = summary(dir.path());
     assert_eq!(done.json(), summary);

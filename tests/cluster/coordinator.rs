@@ -218,7 +218,8 @@ fn who_did_not_join_is_named() {
     let errors: Vec<_> = joining.into_iter().map(|thread| thread.join().unwrap()).collect();
     let pid = std::process::id();
     let expected = format!(
-        "after 0 s: processes 1 and 3 have not joined; joined: 0 (host host0, pid {pid}), 2 (host host2, pid {pid})"
+        "after 0 s: processes 1 and 3 have not joined; joined: 0 (host host0, pid {pid}), 2 (host \
+         host2, pid {pid})"
     );
     assert_eq!(errors, [expected.clone(), expected]);
 }

@@ -35,12 +35,14 @@ fn trace(published: &Published, num_layers: usize) -> Traced {
     let (model, data) = match published.model {
         Model::Gpt { width, num_heads, context, vocabulary, .. } => (
             format!(
-                "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {width}\nnum_heads = {num_heads}\n\
-                 context = {context}\nvocabulary = {vocabulary}\nremat = {}\nscan_layers = false",
+                "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {width}\nnum_heads = \
+                 {num_heads}\ncontext = {context}\nvocabulary = {vocabulary}\nremat = \
+                 {}\nscan_layers = false",
                 published.remat
             ),
             format!(
-                "source = \"synthetic_tokens\"\nvocab_size = {vocabulary}\ncontext = {context}\nnum_examples = {num_examples}"
+                "source = \"synthetic_tokens\"\nvocab_size = {vocabulary}\ncontext = \
+                 {context}\nnum_examples = {num_examples}"
             ),
         ),
         Model::ResNet50 => (
@@ -49,7 +51,8 @@ fn trace(published: &Published, num_layers: usize) -> Traced {
                 published.batch
             ),
             format!(
-                "source = \"synthetic\"\nimage = [3, 224, 224]\nclasses = 1000\nnum_examples = {num_examples}"
+                "source = \"synthetic\"\nimage = [3, 224, 224]\nclasses = 1000\nnum_examples = \
+                 {num_examples}"
             ),
         ),
     };
@@ -63,9 +66,10 @@ fn trace(published: &Published, num_layers: usize) -> Traced {
     };
     let kernels = if published.attention == Fused { "all" } else { "auto" };
     let text = format!(
-        "[model]\n{model}\n[data]\n{data}\n[train]\nsteps = 1000\nprecision = \"bf16\"\nbatch_per_replica = {}\n\
-         num_microbatches = {}\n[optimizer]\n{optimizer}\n[schedule]\nname = \"cosine\"\npeak = 2e-4\n\
-         warmup_steps = 50\n[compile]\nkernels = \"{kernels}\"\n[device]\nbackend = \"cuda\"\n[mesh]\n{mesh}\n",
+        "[model]\n{model}\n[data]\n{data}\n[train]\nsteps = 1000\nprecision = \
+         \"bf16\"\nbatch_per_replica = {}\nnum_microbatches = \
+         {}\n[optimizer]\n{optimizer}\n[schedule]\nname = \"cosine\"\npeak = 2e-4\nwarmup_steps = \
+         50\n[compile]\nkernels = \"{kernels}\"\n[device]\nbackend = \"cuda\"\n[mesh]\n{mesh}\n",
         published.batch, published.num_microbatches
     );
     let config = Config::parse(&text, Path::new("/published.toml"), &[]).unwrap();
@@ -265,8 +269,9 @@ fn check_page(table: &str) {
 
 #[test]
 fn the_shares_of_chips_are_those_of_published_steps() {
-    let mut table = "| chip | steps | share of the peak | error | left out | held out | constant MFU | error | left out | held out |\n\
-                     |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
+    let mut table = "| chip | steps | share of the peak | error | left out | held out | constant \
+                     MFU | error | left out | held out \
+                     |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
         .to_owned();
     for (group, comparison) in &*COMPARISONS {
         let errors = |fit: &Fit| {

@@ -11,10 +11,10 @@ use crate::programs::found;
 fn every_struct_has_the_size_and_offsets_of_the_header() {
     let include = found().path.with_file_name("include");
     let mut source = String::from(
-        "#include <stdio.h>\n#include \"pjrt_c_api.h\"\n\
-         #define SIZE(s) printf(#s \" %zu %zu\\n\", sizeof(s), (size_t)s##_STRUCT_SIZE);\n\
-         #define FIELD(s, f) printf(#s \".\" #f \" %zu %zu\\n\", offsetof(s, f), sizeof(((s*)0)->f));\n\
-         int main(void) {\n  printf(\"version %d %d\\n\", PJRT_API_MAJOR, PJRT_API_MINOR);\n",
+        "#include <stdio.h>\n#include \"pjrt_c_api.h\"\n#define SIZE(s) printf(#s \" %zu %zu\\n\", \
+         sizeof(s), (size_t)s##_STRUCT_SIZE);\n#define FIELD(s, f) printf(#s \".\" #f \" %zu \
+         %zu\\n\", offsetof(s, f), sizeof(((s*)0)->f));\nint main(void) \
+         {\n  printf(\"version %d %d\\n\", PJRT_API_MAJOR, PJRT_API_MINOR);\n",
     );
     let mut expected = format!("version {API_MAJOR} {API_MINOR}\n");
     for layout in LAYOUTS.iter().chain([&EXTENSION_BASE]) {

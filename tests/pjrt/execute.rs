@@ -229,7 +229,8 @@ fn programs_that_the_plugin_must_not_see_are_errors() {
 fn an_executable_answers_questions() {
     let client = client(2);
     let body = "  %r = stablehlo.dot_general %a0, %a1, contracting_dims = [1] x [0] : \
-                (tensor<8x16xf32>, tensor<16x4xf32>) -> tensor<8x4xf32>\n  return %r : tensor<8x4xf32>";
+                (tensor<8x16xf32>, tensor<16x4xf32>) -> tensor<8x4xf32>\n  return %r : \
+                tensor<8x4xf32>";
     let program = program(2, &[&[8, 16], &[16, 4]], &[&[8, 4]], &[], body);
     let executable = client.compile(&program, &CompileOptions::default()).unwrap();
     let flops = executable.cost_analysis().unwrap()["flops"];

@@ -106,7 +106,8 @@ fn a_wheel_with_the_wrong_hash_is_not_installed() {
     // A pip that checks nothing: the last argument is the destination.
     let options = with_python(
         dir.path(),
-        "for last; do :; done; echo other > \"$last/xla_cpu_pjrt-0.0.1-py3-none-manylinux_2_27_x86_64.whl\"",
+        "for last; do :; done; echo other > \
+         \"$last/xla_cpu_pjrt-0.0.1-py3-none-manylinux_2_27_x86_64.whl\"",
     );
     let error = install("cpu", &options, |_| {}).unwrap_err();
     assert!(matches!(error, InstallError::WrongHash { .. }), "{error}");
@@ -115,9 +116,10 @@ fn a_wheel_with_the_wrong_hash_is_not_installed() {
     // What pip itself says when it finds out.
     let options = with_python(
         dir.path(),
-        "cat >&2 <<'END'\nERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.\n    \
-         xla-cpu-pjrt==0.0.1 from https://mirror.example/x.whl (from -r requirements.txt (line 1)):\n        \
-         Expected sha256 aaaa\n             Got        bbbb\nEND\nexit 1",
+        "cat >&2 <<'END'\nERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS \
+         FILE.\n    xla-cpu-pjrt==0.0.1 from https://mirror.example/x.whl (from -r \
+         requirements.txt (line 1)):\n        Expected sha256 aaaa\n             Got        \
+         bbbb\nEND\nexit 1",
     );
     match install("cpu", &options, |_| {}).unwrap_err() {
         InstallError::WrongHash { file, expected, found } => {

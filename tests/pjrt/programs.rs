@@ -44,8 +44,8 @@ pub fn program(
         .collect();
     let result_list: Vec<String> = results.iter().map(|dims| tensor(dims)).collect();
     let text = format!(
-        "module @test attributes {{mhlo.num_replicas = {num_replicas} : i32, mhlo.num_partitions = 1 : i32}} {{\n\
-         func.func public @main({}) -> ({}) {{\n{body}\n}}\n}}\n",
+        "module @test attributes {{mhlo.num_replicas = {num_replicas} : i32, mhlo.num_partitions = \
+         1 : i32}} {{\nfunc.func public @main({}) -> ({}) {{\n{body}\n}}\n}}\n",
         argument_list.join(", "),
         result_list.join(", ")
     );

@@ -195,10 +195,9 @@ fn unwraps_are_listed_with_a_reason() {
 #[test]
 fn planted_imports_are_found() {
     let table = Table::parse(
-        "main > cli > step, optim, models, hlo\n\
-         step, optim > config, hlo       step > models       data, pjrt > hlo   (neither of them more)\n\
-         config > models\n\
-         observe > nothing",
+        "main > cli > step, optim, models, hlo\nstep, optim > config, hlo       step > \
+         models       data, pjrt > hlo   (neither of them more)\nconfig > models\nobserve > \
+         nothing",
     );
     // path, source, the module whose import must be reported
     let forbidden = [
@@ -255,7 +254,8 @@ fn planted_imports_are_found() {
         ),
         (
             "src/data/mod.rs",
-            "use other::crate_::cli; fn f() { let models = self.hlo; x.cli::<u8>(); <T>::hlo::f(); }",
+            "use other::crate_::cli; fn f() \
+             { let models = self.hlo; x.cli::<u8>(); <T>::hlo::f(); }",
         ),
         ("src/main.rs", "fn main() { lockstep::cli::main() }"),
         ("src/cli/mod.rs", "use models::mlp::Mlp; fn hlo() { ::hlo::lower() }"),

@@ -51,9 +51,10 @@ first look at each set gave. The rules are written with all but `fourth`, so tha
     let (flagged, found) = (sum(RecipeSet::num_flagged), sum(RecipeSet::num_found));
     let _ = writeln!(
         page,
-        "| all | {published} | {flagged} ({}) | {} | {faulty} | {found} ({}) |\n\n\
-         `lockstep recipes` lists the {} published recipes that the program itself has, with which it compares others: those of all sets \
-         but `fourth`, with few exceptions, and some for other batches of the same papers.",
+        "| all | {published} | {flagged} ({}) | {} | {faulty} | {found} ({}) |\n\n`lockstep \
+         recipes` lists the {} published recipes that the program itself has, with which it \
+         compares others: those of all sets but `fourth`, with few exceptions, and some for other \
+         batches of the same papers.",
         percent(flagged, published),
         sum(RecipeSet::num_errors),
         percent(found, faulty),
@@ -67,7 +68,8 @@ first look at each set gave. The rules are written with all but `fourth`, so tha
 fn by_kind(all: &[RecipeSet], columns: &[RecipeSet]) -> String {
     let names: String = columns.iter().map(|set| format!(" `{}` |", set.name)).collect();
     let mut text = format!(
-        "\n## By kind of fault\n\nFound, of the faulty recipes of this kind.\n\n| kind | all |{names}\n|---|---|{}\n",
+        "\n## By kind of fault\n\nFound, of the faulty recipes of this kind.\n\n| kind | all \
+         |{names}\n|---|---|{}\n",
         "---|".repeat(columns.len())
     );
     let faulty = || all.iter().flat_map(|set| &set.faulty);
@@ -89,11 +91,11 @@ fn by_kind(all: &[RecipeSet], columns: &[RecipeSet]) -> String {
 /// found by it.
 fn by_rule(sets: &[RecipeSet]) -> String {
     let mut text = format!(
-        "\n## By rule\n\n\
-         The {} rules: published recipes with a warning or an error of the rule, those with a note, and faulty recipes that are found by \
-         it, perhaps among others; `only` are those that no other rule finds. `lockstep schedule --explain RULE` has the whole rule, with its \
-         limits and its source.\n\n\
-         | rule | what it says | false alarms | notes | found | only |\n|---|---|---|---|---|---|\n",
+        "\n## By rule\n\nThe {} rules: published recipes with a warning or an error of the rule, \
+         those with a note, and faulty recipes that are found by it, perhaps among others; `only` \
+         are those that no other rule finds. `lockstep schedule --explain RULE` has the whole \
+         rule, with its limits and its source.\n\n| rule | what it says | false alarms | notes | \
+         found | only |\n|---|---|---|---|---|---|\n",
         rules().count()
     );
     let published = || sets.iter().flat_map(|set| &set.published);
@@ -133,7 +135,8 @@ fn misjudged(sets: &[RecipeSet]) -> String {
             let _ = writeln!(text, "| `{name}` | `{set}` | {} | {flagged} |", source(recipe));
         }
     }
-    text += "\n## Faulty recipes that are not found\n\n| recipe | set | fault | kind |\n|---|---|---|---|\n";
+    text += "\n## Faulty recipes that are not found\n\n| recipe | set | fault | kind \
+             |\n|---|---|---|---|\n";
     for set in sets {
         for recipe in set.faulty.iter().filter(|recipe| !recipe.is_found()) {
             let (name, set, fault) = (&recipe.case.name, set.name, recipe.fault());

@@ -214,8 +214,8 @@ impl Setting {
                 let Setting { num_replicas, num_microbatches, .. } = self;
                 assert!(
                     close,
-                    "{what} on replica {replica} of {num_replicas}, {num_microbatches} microbatches: \
-                     {got}, not {expected}"
+                    "{what} on replica {replica} of {num_replicas}, {num_microbatches} \
+                     microbatches: {got}, not {expected}"
                 );
             }
         }

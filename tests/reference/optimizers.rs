@@ -280,7 +280,8 @@ fn patterns_that_contradict_each_other_are_rejected() {
         ("freeze=['*']", "freeze: its patterns match every parameter"),
         (
             "lr_factors={ '*.bias' = 2, 'head.*' = 3 }",
-            "lr_factors: `head.bias` matches \"*.bias\" and \"head.*\", which have different numbers",
+            "lr_factors: `head.bias` matches \"*.bias\" and \"head.*\", which have different \
+             numbers",
         ),
     ] {
         let error = optimizer(&["name=sgd", keys]).check(&params).unwrap_err().to_string();

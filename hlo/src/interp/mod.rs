@@ -66,8 +66,8 @@ pub enum InterpError {
     /// A collective in a loop that some replicas of a group have left, or in a branch that they did
     /// not take. On devices it would wait forever.
     #[error(
-        "{op} at {location}: some of replicas {group:?} have left the loop or taken another branch, so that the \
-         others wait for them"
+        "{op} at {location}: some of replicas {group:?} have left the loop or taken another \
+         branch, so that the others wait for them"
     )]
     LeftLoop {
         /// Which collective.
@@ -79,7 +79,8 @@ pub enum InterpError {
     },
     /// A custom_call, which only a backend can evaluate.
     #[error(
-        "custom_call at {location}: `{target}` is a function of a backend; compile the graph for that backend"
+        "custom_call at {location}: `{target}` is a function of a backend; compile the graph for \
+         that backend"
     )]
     CustomCall {
         /// The function's name.

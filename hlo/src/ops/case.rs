@@ -120,8 +120,8 @@ pub(crate) fn infer(
     let index_varying = index.varying;
     if let Some(i) = x.iter().position(|ty| !index_varying.is_subset(ty.varying)) {
         return Err(format!(
-            "the index varies over {index_varying}, but operand {i} is {}; apply `vary` to it: gradients through \
-             it are then summed over the replicas",
+            "the index varies over {index_varying}, but operand {i} is {}; apply `vary` to it: \
+             gradients through it are then summed over the replicas",
             x[i]
         ));
     }

@@ -117,21 +117,22 @@ impl Convolution {
         let (groups, parts) = (*feature_group_count, *batch_group_count);
         if groups == 0 || parts == 0 || groups > 1 && parts > 1 {
             return Err(format!(
-                "group counts must be at least 1, and not both above 1; got {groups} feature groups and {parts} \
-                 batch groups"
+                "group counts must be at least 1, and not both above 1; got {groups} feature \
+                 groups and {parts} batch groups"
             ));
         }
         let (batch, inputs) = (lhs.dims[dims.lhs[0]], lhs.dims[dims.lhs[1]]);
         let (outputs, taken) = (rhs.dims[dims.rhs[0]], rhs.dims[dims.rhs[1]]);
         if taken.checked_mul(groups) != Some(inputs) {
             return Err(format!(
-                "the input has {inputs} features, but the kernel takes {taken} in each of {groups} feature groups"
+                "the input has {inputs} features, but the kernel takes {taken} in each of {groups} \
+                 feature groups"
             ));
         }
         if !outputs.is_multiple_of(groups * parts) || !batch.is_multiple_of(parts) {
             return Err(format!(
-                "{outputs} output features and a batch of {batch} do not divide into {groups} feature groups and \
-                 {parts} batch groups"
+                "{outputs} output features and a batch of {batch} do not divide into {groups} \
+                 feature groups and {parts} batch groups"
             ));
         }
         let mut result = vec![0; rank];

@@ -99,8 +99,8 @@ pub(crate) fn infer_gather(
     }
     if x.rank() <= num_batch || !indices.dims.starts_with(&x.dims[..num_batch]) {
         return Err(format!(
-            "operand {x} and indices {indices} do not share {num_batch} leading dims before the dim that is \
-             indexed"
+            "operand {x} and indices {indices} do not share {num_batch} leading dims before the \
+             dim that is indexed"
         ));
     }
     if x.dims[num_batch] == 0 {
@@ -170,8 +170,8 @@ pub(crate) fn gather_attributes(x: &TensorType, indices: &TensorType, num_batch:
     let _ = write!(
         out,
         "offset_dims = {:?}, collapsed_slice_dims = [{num_batch}], operand_batching_dims = {:?}, \
-         start_indices_batching_dims = {:?}, start_index_map = [{num_batch}], index_vector_dim = {}>, \
-         slice_sizes = array<i64: {}>, indices_are_sorted = false",
+         start_indices_batching_dims = {:?}, start_index_map = [{num_batch}], index_vector_dim = \
+         {}>, slice_sizes = array<i64: {}>, indices_are_sorted = false",
         numbers.slice,
         numbers.batch,
         numbers.batch,

@@ -196,8 +196,8 @@ pub(crate) fn source_cotangent<'g>(
     let num_elements = window.sizes.iter().fold(1usize, |n, size| n.saturating_mul(*size));
     if num_elements > MAX_UNROLLED {
         return Err(format!(
-            "second derivatives through a window are unrolled over its elements, of which there may be \
-             {MAX_UNROLLED}, not {num_elements}; use a smaller window"
+            "second derivatives through a window are unrolled over its elements, of which there \
+             may be {MAX_UNROLLED}, not {num_elements}; use a smaller window"
         ));
     }
     let edge = |edge: fn(&WindowDim) -> i64| window.dims.iter().map(edge).collect::<Vec<_>>();

@@ -151,7 +151,8 @@ mod tests {
         assert_eq!((program.num_replicas, program.replicas_per_process()), (8, 2));
         let expected = [
             "mhlo.num_replicas = 2 : i32",
-            "stablehlo.custom_call @lockstep_replica_id() {api_version = 4 : i32} : () -> tensor<ui32>",
+            "stablehlo.custom_call @lockstep_replica_id() {api_version = 4 : i32} : () -> \
+             tensor<ui32>",
             "groups = array<i64: 0, 2, 4, 6, 1, 3, 5, 7>, group_size = 4 : i64",
         ];
         for expected in expected {

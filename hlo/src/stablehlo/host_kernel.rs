@@ -39,8 +39,8 @@ pub(super) fn dot_general(
     result: &str,
 ) -> String {
     let attributes = format!(
-        "{{kind = \"dot_general\", version = {HOST_KERNELS_VERSION} : i64, lhs_batch = {}, rhs_batch = {}, lhs_contracting = {}, \
-         rhs_contracting = {}}}",
+        "{{kind = \"dot_general\", version = {HOST_KERNELS_VERSION} : i64, lhs_batch = {}, \
+         rhs_batch = {}, lhs_contracting = {}, rhs_contracting = {}}}",
         array(&dims.lhs_batch),
         array(&dims.rhs_batch),
         array(&dims.lhs_contracting),
@@ -53,7 +53,8 @@ pub(super) fn dot_general(
 pub(super) fn threefry(context: &RegionContext<'_>, node: &Node, threefry: &Threefry) -> String {
     let strides: Vec<_> = threefry.strides.iter().map(|stride| *stride as usize).collect();
     let attributes = format!(
-        "{{kind = \"threefry\", version = {HOST_KERNELS_VERSION} : i64, dims = {}, strides = {}, num_words = {} : i64}}",
+        "{{kind = \"threefry\", version = {HOST_KERNELS_VERSION} : i64, dims = {}, strides = {}, \
+         num_words = {} : i64}}",
         array(&threefry.dims),
         array(&strides),
         threefry.num_words,
@@ -110,7 +111,8 @@ pub(super) fn max_pool(context: &RegionContext<'_>, node: &Node, window: &Window
     };
     let [rows, columns] = [window.dims[1], window.dims[2]];
     let attributes = format!(
-        "{{kind = \"{kind}\", version = {HOST_KERNELS_VERSION} : i64, window = {}, stride = {}, low = array<i64: {}, {}>}}",
+        "{{kind = \"{kind}\", version = {HOST_KERNELS_VERSION} : i64, window = {}, stride = {}, \
+         low = array<i64: {}, {}>}}",
         array(&window.sizes[1..3]),
         array(&[rows.stride, columns.stride]),
         rows.low,
@@ -182,8 +184,8 @@ pub(super) fn convolution(
         }
     };
     let attributes = format!(
-        "{{kind = \"{name}\", version = {HOST_KERNELS_VERSION} : i64, kernel = {}, stride = {stride}, \
-         low = array<i64: {}, {}>, base_dilation = {}}}",
+        "{{kind = \"{name}\", version = {HOST_KERNELS_VERSION} : i64, kernel = {}, stride = \
+         {stride}, low = array<i64: {}, {}>, base_dilation = {}}}",
         array(&kernel),
         window[0].low,
         window[1].low,

@@ -23,9 +23,9 @@ pub(super) fn convolution(
     let each = |of: fn(&WindowDim) -> usize| window.iter().map(of).collect::<Vec<_>>();
     let pad: Vec<_> = window.iter().map(|dim| [dim.low, dim.high]).collect();
     format!(
-        "stablehlo.convolution({}) dim_numbers = {}x{}->{}, window = {{stride = {:?}, pad = {pad:?}, \
-         lhs_dilate = {:?}, rhs_dilate = {:?}}} {{batch_group_count = {batch_group_count} : i64, \
-         feature_group_count = {feature_group_count} : i64}} : ({}) -> {result}",
+        "stablehlo.convolution({}) dim_numbers = {}x{}->{}, window = {{stride = {:?}, pad = \
+         {pad:?}, lhs_dilate = {:?}, rhs_dilate = {:?}}} {{batch_group_count = {batch_group_count} \
+         : i64, feature_group_count = {feature_group_count} : i64}} : ({}) -> {result}",
         context.list(&node.operands),
         roles(&dims.lhs, ["b", "f"]),
         roles(&dims.rhs, ["o", "i"]),

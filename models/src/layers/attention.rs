@@ -132,7 +132,8 @@ pub fn masked_attention<'g>(
     let ([n, width], [batch, t]) = (x_nw.dims(), mask_bs.dims());
     if n != batch * t || num_heads == 0 || !width.is_multiple_of(num_heads) {
         let message = format!(
-            "{n} rows must be {batch} examples of {t} positions, and the width {width} a multiple of {num_heads} heads"
+            "{n} rows must be {batch} examples of {t} positions, and the width {width} a multiple \
+             of {num_heads} heads"
         );
         x_nw.reject("masked_attention", message);
         return x_nw;

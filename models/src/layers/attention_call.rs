@@ -107,9 +107,9 @@ impl AttentionCall {
         let rate = if random { rate } else { 0.0 };
         let flag = u8::from;
         format!(
-            "{{kind = \"{kind}\", version = {HOST_KERNELS_VERSION} : i64, num_positions = {num_positions} : i64, \
-             num_heads = {num_heads} : i64, num_kv_heads = {num_kv_heads} : i64, causal = {} : i64, \
-             packed = {} : i64, masked = {} : i64, dropout = \"{rate}\"}}",
+            "{{kind = \"{kind}\", version = {HOST_KERNELS_VERSION} : i64, num_positions = \
+             {num_positions} : i64, num_heads = {num_heads} : i64, num_kv_heads = {num_kv_heads} : \
+             i64, causal = {} : i64, packed = {} : i64, masked = {} : i64, dropout = \"{rate}\"}}",
             flag(causal),
             flag(packed),
             flag(masked),

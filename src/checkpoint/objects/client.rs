@@ -277,13 +277,14 @@ const HINTS: [(&[&str], &str); 7] = [
     ),
     (
         &["403 forbidden", "401 unauthorized"],
-        "; check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, \
-         AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY) and what they are allowed to do",
+        "; check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
+         GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY) \
+         and what they are allowed to do",
     ),
     (
         &["metadata", "credential"],
-        "; set the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, \
-         AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY)",
+        "; set the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
+         GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY)",
     ),
     (&["redirect"], "; set AWS_REGION to the bucket's region"),
     (&["account must be specified"], "; set AZURE_STORAGE_ACCOUNT_NAME"),

@@ -41,8 +41,8 @@ fn find(dir: &Path, without_ema: bool) -> Result<SavedModel> {
         SavedModel::Run { .. } if without_ema => match SavedModel::newest_checkpoint(dir)? {
             Some(checkpoint) => checkpoint,
             None => bail!(
-                "--without-ema needs a checkpoint, but the run in {} has none; the parameters in its {} are \
-                 running means, if the optimizer keeps them",
+                "--without-ema needs a checkpoint, but the run in {} has none; the parameters in \
+                 its {} are running means, if the optimizer keeps them",
                 dir.display(),
                 params_file::FILE
             ),
@@ -96,8 +96,8 @@ fn counterpart(saved: &SavedModel, library: Library) -> Result<Counterpart> {
                 Library::Torchvision => "torchvision",
             };
             bail!(
-                "{name} has no model that computes the same as model.name = {:?} of {saved}; choose --format \
-                 safetensors{other}",
+                "{name} has no model that computes the same as model.name = {:?} of {saved}; \
+                 choose --format safetensors{other}",
                 model.name()
             )
         }

@@ -86,8 +86,8 @@ mod tests {
         };
         assert_eq!(
             line(Some(&ClusterReport::of(&environment)), None),
-            "cluster  process 5 of 8, started by torchrun, coordinator node1:29500, 4 processes on this host \
-             (from RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)"
+            "cluster  process 5 of 8, started by torchrun, coordinator node1:29500, 4 processes on \
+             this host (from RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)"
         );
         assert_eq!(line(None, None), "cluster  one process");
         assert_eq!(line(None, Some("RANK is \"x\"")), "cluster  unknown: RANK is \"x\"");

@@ -45,7 +45,8 @@ fn pages(host: &Host) -> Option<Diagnosis> {
     let what = match host.transparent_hugepage.as_deref()? {
         "never" => "transparent huge pages are off: every 4 KiB of a large array is a page fault",
         "madvise" if host.tpu_pci_devices > 0 => {
-            "transparent huge pages are for programs that ask: a TPU's runtime starts and ends slowly"
+            "transparent huge pages are for programs that ask: a TPU's runtime starts and ends \
+             slowly"
         }
         _ => return None,
     };
@@ -57,8 +58,8 @@ fn reserved(host: &Host) -> Option<Diagnosis> {
     let (reserved, memory) = (host.reserved_hugepage_bytes?, host.memory_bytes?);
     (reserved > memory / 10).then(|| {
         let what = format!(
-            "{:.1} of {:.1} GB of memory are reserved as huge pages, which neither this program nor its \
-             plugins use",
+            "{:.1} of {:.1} GB of memory are reserved as huge pages, which neither this program \
+             nor its plugins use",
             reserved as f64 / 1e9,
             memory as f64 / 1e9
         );

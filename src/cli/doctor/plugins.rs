@@ -73,7 +73,8 @@ pub fn examine(listed: &pjrt::Listed) -> PluginReport {
             let mut problem = in_words(&error);
             if found.source == PluginSource::Cache && !problem.contains("plugin install") {
                 problem += &format!(
-                    "; if it is damaged, `lockstep plugin remove {0}` and `lockstep plugin install {0}` install it again",
+                    "; if it is damaged, `lockstep plugin remove {0}` and `lockstep plugin install \
+                     {0}` install it again",
                     listed.name
                 );
             }

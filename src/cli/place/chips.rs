@@ -62,7 +62,8 @@ pub(super) fn chips(
         }
         if !said.is_empty() {
             let change = format!(
-                "ask for the chips (google.com/tpu in the resources of a pod, --privileged for a container), or {}",
+                "ask for the chips (google.com/tpu in the resources of a pod, --privileged for a \
+                 container), or {}",
                 otherwise(weight)
             );
             found.push(finding(format!("{said}, but this machine has no TPU"), change, weight));
@@ -76,8 +77,8 @@ pub(super) fn chips(
         }
         if !said.is_empty() {
             let change = format!(
-                "ask for GPUs (--gpus-per-task of Slurm, nvidia.com/gpu in the resources of a pod, --gpus all for a \
-                 container), or {}",
+                "ask for GPUs (--gpus-per-task of Slurm, nvidia.com/gpu in the resources of a pod, \
+                 --gpus all for a container), or {}",
                 otherwise(weight)
             );
             found.push(finding(

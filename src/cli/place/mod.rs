@@ -136,8 +136,9 @@ fn ignored_hosts(probe: &Probe) -> Option<String> {
         }
     };
     Some(format!(
-        "{what}, but --hosts is 1, and each supervisor would train alone: if they are the hosts of one job, set --hosts \
-         {number}, --host-index {index} and --coordinator HOST:{DEFAULT_PORT} with the first host"
+        "{what}, but --hosts is 1, and each supervisor would train alone: if they are the hosts of \
+         one job, set --hosts {number}, --host-index {index} and --coordinator HOST:{DEFAULT_PORT} \
+         with the first host"
     ))
 }
 
@@ -250,12 +251,13 @@ fn findings_of_token(
             let Known { value, from } = &several?.num_processes;
             findings.push(finding(
                 format!(
-                    "this is one of {value} processes ({from}), which need a common token, but {} is not set",
+                    "this is one of {value} processes ({from}), which need a common token, but {} \
+                     is not set",
                     variable::TOKEN
                 ),
                 format!(
-                    "set it, or cluster.token_file, to the same in all ({PRINTS}), or cluster.num_processes to 1 if this \
-                     process is to run alone"
+                    "set it, or cluster.token_file, to the same in all ({PRINTS}), or \
+                     cluster.num_processes to 1 if this process is to run alone"
                 ),
                 weight,
             ));
@@ -300,13 +302,14 @@ fn address(probe: &Probe, several: &Environment, machine: &Machine<'_>) -> Optio
             let ip = ip.to_string();
             let shown = if ip == host { value.clone() } else { format!("{value}, which is {ip}") };
             let what = format!(
-                "the coordinator's address is {shown} (from {from}), which is no address of this host ({}), but this is \
-                 process 0, which runs the coordinator here",
+                "the coordinator's address is {shown} (from {from}), which is no address of this \
+                 host ({}), but this is process 0, which runs the coordinator here",
                 host_name()
             );
             let change = format!(
-                "set it ({from}, or LOCKSTEP_COORDINATOR) to an address of this host in all processes, or start process 0 \
-                 on the host that has this one; it is right only if a service or a gateway leads from there to this host"
+                "set it ({from}, or LOCKSTEP_COORDINATOR) to an address of this host in all \
+                 processes, or start process 0 on the host that has this one; it is right only if \
+                 a service or a gateway leads from there to this host"
             );
             Some(finding(what, change, Weight::Warning))
         }
@@ -315,12 +318,12 @@ fn address(probe: &Probe, several: &Environment, machine: &Machine<'_>) -> Optio
             // Processes of one host are told by hand to meet there, too.
             (!is_meant || num_hosts > 1).then(|| {
                 let what = format!(
-                    "the coordinator's host is {host} (from {from}), which is {ip} on this host: processes on other hosts \
-                     cannot reach it"
+                    "the coordinator's host is {host} (from {from}), which is {ip} on this host: \
+                     processes on other hosts cannot reach it"
                 );
                 let change = format!(
-                    "set it ({from}, or LOCKSTEP_COORDINATOR) to an address that the other hosts can reach, or correct the \
-                     line of {host} in /etc/hosts"
+                    "set it ({from}, or LOCKSTEP_COORDINATOR) to an address that the other hosts \
+                     can reach, or correct the line of {host} in /etc/hosts"
                 );
                 finding(what, change, Weight::Warning)
             })

@@ -192,7 +192,8 @@ fn a_slice_has_the_hosts_of_its_type() {
         place(&[&names, more].concat(), &on(&Backend::Tpu), "tpu gpu").findings
     };
     let kind = "TPU_ACCELERATOR_TYPE=v5litepod-16";
-    let what = "TPU_ACCELERATOR_TYPE is v5litepod-16, a slice of 4 hosts, but TPU_WORKER_HOSTNAMES names 2";
+    let what = "TPU_ACCELERATOR_TYPE is v5litepod-16, a slice of 4 hosts, but TPU_WORKER_HOSTNAMES \
+                names 2";
     let two = "TPU_WORKER_HOSTNAMES=a,b";
     check(slice(kind, two, &[]), Weight::Error, what, "name all hosts");
     let pool = "TPU_ACCELERATOR_TYPE=tpu-v5-lite-podslice";

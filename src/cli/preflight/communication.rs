@@ -28,7 +28,8 @@ pub(super) fn answer(
     let exposed = report.exposed_ms / report.predicted_step_ms;
     let is_hidden = exposed <= MAX_EXPOSED;
     let mut details = vec![format!(
-        "arithmetic {}, of which {} in the backward pass; collectives {}, of which {} are hidden; {} for the slowest device",
+        "arithmetic {}, of which {} in the backward pass; collectives {}, of which {} are hidden; \
+         {} for the slowest device",
         milliseconds(report.compute_ms),
         milliseconds(report.backward_ms),
         milliseconds(report.communication_ms),
@@ -39,7 +40,8 @@ pub(super) fn answer(
     // They differ in what is hidden only.
     details.extend(whole.map(|row| {
         format!(
-            "the schedule is the compiled one; `lockstep plan`, which knows only the graph, predicts {} a step",
+            "the schedule is the compiled one; `lockstep plan`, which knows only the graph, \
+             predicts {} a step",
             milliseconds(row.step_ms)
         )
     }));
@@ -82,7 +84,8 @@ impl Trials<'_> {
     fn changes(&self, rows: &ScalingPrediction) -> Vec<String> {
         let with_caveat = |change: String, exposed: f64| {
             format!(
-                "{change} (predicted to wait {:.0} %; ask again, because memory and recipe depend on it)",
+                "{change} (predicted to wait {:.0} %; ask again, because memory and recipe depend \
+                 on it)",
                 100.0 * exposed
             )
         };
@@ -95,8 +98,8 @@ impl Trials<'_> {
         changes.extend(fewer_devices(&rows.rows, self.target.num_devices()));
         if changes.is_empty() {
             changes.push(format!(
-                "a larger model, or devices with faster links: with {} times the batch, the step is still predicted to wait for more than \
-                 {:.0} %",
+                "a larger model, or devices with faster links: with {} times the batch, the step \
+                 is still predicted to wait for more than {:.0} %",
                 LARGER[LARGER.len() - 1],
                 100.0 * MAX_EXPOSED
             ));

@@ -168,17 +168,20 @@ fn faster_input(data: &DataConfig, num_processors: f64) -> String {
     let needed = number(num_processors);
     match data {
         DataConfig::Synthetic(_) | DataConfig::SyntheticTokens(_) => format!(
-            "measure with the data of the run, by --set data.source=..: synthetic examples are computed, which would take {needed} processors"
+            "measure with the data of the run, by --set data.source=..: synthetic examples are \
+             computed, which would take {needed} processors"
         ),
         _ if num_processors <= MAX_PROCESSORS => format!(
-            "--host-processors {num_processors}, if a host has as many; otherwise smaller files or less augmentation"
+            "--host-processors {num_processors}, if a host has as many; otherwise smaller files or \
+             less augmentation"
         ),
         DataConfig::ImageFolder(_) => format!(
-            "store the images at the size of data.size, which decodes faster, or take fewer devices: no host has the {needed} processors that \
-             reading would take"
+            "store the images at the size of data.size, which decodes faster, or take fewer \
+             devices: no host has the {needed} processors that reading would take"
         ),
         _ => format!(
-            "tokenize or decode the data once, before the run, or take fewer devices: no host has the {needed} processors that reading would take"
+            "tokenize or decode the data once, before the run, or take fewer devices: no host has \
+             the {needed} processors that reading would take"
         ),
     }
 }

@@ -75,7 +75,8 @@ fn check_ignored(config: &Config) -> Result<()> {
     for name in config.check.ignored_rules.keys() {
         if name == REFUSED.name {
             bail!(
-                "check.ignore: {name} cannot be left out, as the run would still be refused; change what the reason of the error says"
+                "check.ignore: {name} cannot be left out, as the run would still be refused; \
+                 change what the reason of the error says"
             );
         }
         known_rule(name).context("check.ignore")?;

@@ -215,9 +215,11 @@ mod tests {
 
     #[test]
     fn lines_fit_forty_columns() {
-        let text = "model = { name = \"mlp\" }\ndata = { source = \"synthetic\", num_examples = 60000000 }\n\
-                    train = { batch_per_replica = 8, epochs = 3 }\noptimizer = { name = \"sgd\" }\n\
-                    schedule = { name = \"cosine\", base_lr = 0.123456, base_batch = 2048, warmup_epochs = 0.5 }";
+        let text = "model = { name = \"mlp\" }\ndata = \
+                    { source = \"synthetic\", num_examples = 60000000 }\ntrain = \
+                    { batch_per_replica = 8, epochs = 3 }\noptimizer = \
+                    { name = \"sgd\" }\nschedule = \
+                    { name = \"cosine\", base_lr = 0.123456, base_batch = 2048, warmup_epochs = 0.5 }";
         let config = Config::parse(text, std::path::Path::new("/a.toml"), &[]).unwrap();
         for replicas in [&[][..], &[8], &[8, 64, 512, 4096]] {
             let columns = super::super::columns(&config, replicas).unwrap();

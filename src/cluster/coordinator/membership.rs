@@ -100,8 +100,8 @@ impl Membership {
                 || (first.host == member.host && first.pid == member.pid && !self.is_complete());
             if !is_same {
                 return Admission::Refused(format!(
-                    "{name} cannot join: process {process_index} is already running on host {} with pid {}; each \
-                     process needs an index of its own",
+                    "{name} cannot join: process {process_index} is already running on host {} \
+                     with pid {}; each process needs an index of its own",
                     first.host, first.pid
                 ));
             }
@@ -114,8 +114,8 @@ impl Membership {
         {
             let (name_of_value, value, expected) = difference;
             return Admission::Contradiction(format!(
-                "{name} does not run the same program as process {process} (host {}): {name_of_value} is {value}, \
-                 there it is {expected}",
+                "{name} does not run the same program as process {process} (host {}): \
+                 {name_of_value} is {value}, there it is {expected}",
                 other.host
             ));
         }

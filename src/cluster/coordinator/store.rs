@@ -24,7 +24,8 @@ pub enum StoreError {
     #[error("the key-value store is full: it holds at most {max_bytes} bytes")]
     Full { max_bytes: usize },
     #[error(
-        "process {process_index} is in round {round} of the gather {name:?}, which is in round {current}"
+        "process {process_index} is in round {round} of the gather {name:?}, which is in round \
+         {current}"
     )]
     OutOfStep { process_index: usize, name: String, round: u64, current: u64 },
 }

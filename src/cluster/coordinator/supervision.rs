@@ -78,16 +78,16 @@ impl Supervision {
         let invalid = |text| Err((Why::Invalid, text));
         if num_hosts != self.hosts.len() || host_index >= num_hosts {
             return invalid(format!(
-                "the supervisor on {host} is number {host_index} of {num_hosts}, but the job has {}; start all \
-                 with the same list of hosts",
+                "the supervisor on {host} is number {host_index} of {num_hosts}, but the job has \
+                 {}; start all with the same list of hosts",
                 counted(self.hosts.len(), "host")
             ));
         }
         let own = supervisor.processes();
         if own.is_empty() || own.end > num_processes {
             return invalid(format!(
-                "the supervisor on {host} has processes {own:?} of {num_processes}; start all with the same number of \
-                 processes"
+                "the supervisor on {host} has processes {own:?} of {num_processes}; start all with \
+                 the same number of processes"
             ));
         }
         for (index, other) in self.hosts.iter().enumerate() {
@@ -108,7 +108,8 @@ impl Supervision {
             let theirs = other.processes();
             if own.start < theirs.end && theirs.start < own.end {
                 return invalid(format!(
-                    "the supervisors on {host} and {} both have some of the processes {own:?} and {theirs:?}",
+                    "the supervisors on {host} and {} both have some of the processes {own:?} and \
+                     {theirs:?}",
                     other.host
                 ));
             }

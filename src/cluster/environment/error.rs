@@ -49,8 +49,8 @@ pub enum EnvironmentError {
     },
     /// An index that no process can have.
     #[error(
-        "{index_from} is {index}, but {count_from} says that the job has {}: indices are below that, correct one of \
-         the two", counted(*count, "process")
+        "{index_from} is {index}, but {count_from} says that the job has {}: indices are below \
+         that, correct one of the two", counted(*count, "process")
     )]
     IndexTooLarge {
         /// Index of this process.
@@ -80,9 +80,10 @@ pub enum EnvironmentError {
     },
     /// A pod of another Job of a JobSet than the first, whose index in all Jobs is not known.
     #[error(
-        "HOSTNAME is {hostname}, a pod of job {job} of its JobSet, but JOB_INDEX is not set, and JOB_COMPLETION_INDEX \
-         counts the pods of each job from 0: set JOB_INDEX and REPLICATED_JOB_REPLICAS from the pod's annotations \
-         jobset.sigs.k8s.io/job-index and jobset.sigs.k8s.io/replicatedjob-replicas, or LOCKSTEP_PROCESS_INDEX"
+        "HOSTNAME is {hostname}, a pod of job {job} of its JobSet, but JOB_INDEX is not set, and \
+         JOB_COMPLETION_INDEX counts the pods of each job from 0: set JOB_INDEX and \
+         REPLICATED_JOB_REPLICAS from the pod's annotations jobset.sigs.k8s.io/job-index and \
+         jobset.sigs.k8s.io/replicatedjob-replicas, or LOCKSTEP_PROCESS_INDEX"
     )]
     UnknownJob {
         /// The name of the pod.
@@ -92,8 +93,8 @@ pub enum EnvironmentError {
     },
     /// The pods are not divided among the Jobs of a JobSet as the variables say.
     #[error(
-        "{} is {}, which is not {} pods in each of {} jobs ({}) with one that has index {} ({}): set {} to the number of \
-         pods in all jobs", count.from, count.value, count.value / num_jobs.value, num_jobs.value, num_jobs.from,
+        "{} is {}, which is not {} pods in each of {} jobs ({}) with one that has index {} ({}): \
+         set {} to the number of pods in all jobs", count.from, count.value, count.value / num_jobs.value, num_jobs.value, num_jobs.from,
         pod.value, pod.from, count.from
     )]
     UnevenJobs {
@@ -107,8 +108,8 @@ pub enum EnvironmentError {
     /// No address at which the processes can meet.
     #[error(
         "{from} says that the job has {count} processes, but nothing says where they meet: set \
-         cluster.coordinator or LOCKSTEP_COORDINATOR to host:port, with the host of process 0 and a port that \
-         is free there"
+         cluster.coordinator or LOCKSTEP_COORDINATOR to host:port, with the host of process 0 and \
+         a port that is free there"
     )]
     NoCoordinator {
         /// Processes of the job.

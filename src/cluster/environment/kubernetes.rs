@@ -90,8 +90,9 @@ fn check_job(
     } else if service.is_some_and(is_of) {
         // It could be a Job of this name, with a service that is named similarly.
         found.doubts.push(format!(
-            "HOSTNAME is {hostname}, which is how a pod of job {number} of a JobSet is named, but {JOB} is not set: if \
-             it is one, set {JOB} and {NUM_JOBS}, or two pods have the same index"
+            "HOSTNAME is {hostname}, which is how a pod of job {number} of a JobSet is named, but \
+             {JOB} is not set: if it is one, set {JOB} and {NUM_JOBS}, or two pods have the same \
+             index"
         ));
     }
 }

@@ -260,9 +260,10 @@ fn choose<'a>(launched: &'a [Launched], contradictions: &mut Vec<String>) -> Opt
             (identity, chosen) = (other_identity, other);
         } else if !(may_be_outer && nests(identity, other_identity)) {
             contradictions.push(format!(
-                "{} says process {} of {}, but {} says process {} of {}; the first is used, because the processes that \
-                 {} starts in those of {} would be {} or a multiple: remove the variables of {6} if they are left over, \
-                 or set {PROCESS_INDEX} and {NUM_PROCESSES}",
+                "{} says process {} of {}, but {} says process {} of {}; the first is used, \
+                 because the processes that {} starts in those of {} would be {} or a multiple: \
+                 remove the variables of {6} if they are left over, or set {PROCESS_INDEX} and \
+                 {NUM_PROCESSES}",
                 chosen.label(),
                 identity.0,
                 identity.1,
@@ -298,8 +299,8 @@ fn explicit_agrees(
     match (&explicit.index, &explicit.count) {
         (Some(index), Some(count)) if !nests((index.value, count.value), theirs) => {
             contradictions.push(format!(
-                "{} and {} say process {} of {}, but {} says process {} of {}: the first are used; remove \
-                 them if they are left over from another run",
+                "{} and {} say process {} of {}, but {} says process {} of {}: the first are used; \
+                 remove them if they are left over from another run",
                 index.from,
                 count.from,
                 index.value,

@@ -157,14 +157,14 @@ fn kubernetes_is_found() {
     let error = environment.coordinator().unwrap_err().to_string();
     assert_eq!(
         error,
-        "LOCKSTEP_NUM_PROCESSES says that the job has 4 processes, but nothing says where they meet: set \
-         cluster.coordinator or LOCKSTEP_COORDINATOR to host:port, with the host of process 0 and a port \
-         that is free there"
+        "LOCKSTEP_NUM_PROCESSES says that the job has 4 processes, but nothing says where they \
+         meet: set cluster.coordinator or LOCKSTEP_COORDINATOR to host:port, with the host of \
+         process 0 and a port that is free there"
     );
     check_error(
         &recorded[..2],
-        "JOB_COMPLETION_INDEX says that this is process 2 of a job, but nothing says of how many: set \
-         LOCKSTEP_NUM_PROCESSES to the same value in all processes",
+        "JOB_COMPLETION_INDEX says that this is process 2 of a job, but nothing says of how many: \
+         set LOCKSTEP_NUM_PROCESSES to the same value in all processes",
     );
 }
 
@@ -212,7 +212,8 @@ fn tpu_slices_are_found() {
     check(&file, "Cloud TPU 1/2 at 10.0.0.1:61400, ?/? here");
     check_error(
         &["TPU_PROCESS_ADDRESSES_PATH=/missing"],
-        "TPU_PROCESS_ADDRESSES_PATH is \"/missing\", which is not a file with the addresses of the workers",
+        "TPU_PROCESS_ADDRESSES_PATH is \"/missing\", which is not a file with the addresses of the \
+         workers",
     );
     // The index within a Job of the JobSet is not that in all slices.
     let slices = [
@@ -317,23 +318,20 @@ fn contradictions_say_what_to_change() {
     assert_eq!(environment.launcher, Some("Slurm"));
     assert_eq!(
         environment.contradictions,
-        [
-            "Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS) says process 4 of 7, but torchrun (RANK, WORLD_SIZE) says \
-          process 0 of 2; the first is used, because the processes that torchrun starts in those of Slurm would be \
-          7 or a multiple: remove the variables of torchrun if they are left over, or set LOCKSTEP_PROCESS_INDEX \
-          and LOCKSTEP_NUM_PROCESSES"
-        ]
+        ["Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS) says process 4 of 7, but torchrun (RANK, \
+             WORLD_SIZE) says process 0 of 2; the first is used, because the processes that \
+             torchrun starts in those of Slurm would be 7 or a multiple: remove the variables of \
+             torchrun if they are left over, or set LOCKSTEP_PROCESS_INDEX and \
+             LOCKSTEP_NUM_PROCESSES"]
     );
     let left_over = ["LOCKSTEP_PROCESS_INDEX=0", "LOCKSTEP_NUM_PROCESSES=2"];
     let environment = find(&with(&left_over)).unwrap().unwrap();
     assert_eq!(environment.process_index.value, 0);
     assert_eq!(
         environment.contradictions,
-        [
-            "LOCKSTEP_PROCESS_INDEX and LOCKSTEP_NUM_PROCESSES say process 0 of 2, but Slurm (SLURM_PROCID, \
-          SLURM_STEP_NUM_TASKS) says process 4 of 7: the first are used; remove them if they are left over \
-          from another run"
-        ]
+        ["LOCKSTEP_PROCESS_INDEX and LOCKSTEP_NUM_PROCESSES say process 0 of 2, but Slurm \
+             (SLURM_PROCID, SLURM_STEP_NUM_TASKS) says process 4 of 7: the first are used; remove \
+             them if they are left over from another run"]
     );
     check_error(
         &with(&left_over[1..]),
@@ -356,8 +354,8 @@ fn contradictions_say_what_to_change() {
 fn values_that_cannot_be_are_errors() {
     check_error(
         &["LOCKSTEP_PROCESS_INDEX=4", "LOCKSTEP_NUM_PROCESSES=4"],
-        "LOCKSTEP_PROCESS_INDEX is 4, but LOCKSTEP_NUM_PROCESSES says that the job has 4 processes: \
-         indices are below that, correct one of the two",
+        "LOCKSTEP_PROCESS_INDEX is 4, but LOCKSTEP_NUM_PROCESSES says that the job has 4 \
+         processes: indices are below that, correct one of the two",
     );
     check_error(
         &["LOCKSTEP_PROCESS_INDEX=first", "LOCKSTEP_NUM_PROCESSES=4"],

@@ -123,8 +123,9 @@ fn numbered(probe: &Probe, row: &Numbered) -> Option<String> {
 
 fn message(what: &str, [index, number, host]: [&str; 3]) -> String {
     format!(
-        "{what}, but this program does not read it, and each process would train alone: set {PROCESS_INDEX}={index}, \
-         {NUM_PROCESSES}={number} and LOCKSTEP_COORDINATOR={host}:{DEFAULT_PORT} with the host of process 0, or \
+        "{what}, but this program does not read it, and each process would train alone: set \
+         {PROCESS_INDEX}={index}, {NUM_PROCESSES}={number} and \
+         LOCKSTEP_COORDINATOR={host}:{DEFAULT_PORT} with the host of process 0, or \
          {NUM_PROCESSES}=1 if this process is to run alone"
     )
 }
@@ -137,8 +138,8 @@ fn outside_srun(probe: &Probe) -> Option<String> {
     let is_outside = probe.text("SLURM_STEP_NODELIST").is_none();
     (is_several && is_outside).then(|| {
         format!(
-            "{} is {}, but srun has not started this process, which uses one node of them: start it with srun, or with \
-             `lockstep launch` on each node",
+            "{} is {}, but srun has not started this process, which uses one node of them: start \
+             it with srun, or with `lockstep launch` on each node",
             nodes.from, nodes.value
         )
     })
@@ -187,7 +188,8 @@ mod tests {
             (
                 &["AWS_BATCH_JOB_NODE_INDEX=0", "AWS_BATCH_JOB_NUM_NODES=4"][..],
                 "AWS_BATCH_JOB_NUM_NODES (AWS Batch) is 4",
-                "LOCKSTEP_NUM_PROCESSES=$AWS_BATCH_JOB_NUM_NODES and LOCKSTEP_COORDINATOR=HOST:61400",
+                "LOCKSTEP_NUM_PROCESSES=$AWS_BATCH_JOB_NUM_NODES and \
+                 LOCKSTEP_COORDINATOR=HOST:61400",
             ),
             (
                 &["DSTACK_NODES_NUM=2", "DSTACK_NODE_RANK=1", "DSTACK_MASTER_NODE_IP=10.0.0.1"],

@@ -35,8 +35,9 @@ const MAX_RESPONSE_BYTES: usize = 64 << 20;
 pub enum EtcdError {
     /// No endpoint answers.
     #[error(
-        "no etcd answered at {endpoints} within {secs} s, for {what} ({error}); check that etcd runs there, that this \
-         is its client port (2379 by default) without TLS, and that no firewall blocks it"
+        "no etcd answered at {endpoints} within {secs} s, for {what} ({error}); check that etcd \
+         runs there, that this is its client port (2379 by default) without TLS, and that no \
+         firewall blocks it"
     )]
     Unreachable {
         /// All that were tried, `HOST:PORT`.

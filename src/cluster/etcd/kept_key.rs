@@ -67,8 +67,8 @@ impl KeptKey {
                     Err(error) if answered.elapsed() >= ttl && !was_silent => {
                         was_silent = true;
                         say(&format!(
-                            "warning: {error}. Steps go on without it, but values that processes exchange need it: start \
-                             etcd again, with its data"
+                            "warning: {error}. Steps go on without it, but values that processes \
+                             exchange need it: start etcd again, with its data"
                         ));
                     }
                     Err(_) => {}

@@ -250,8 +250,8 @@ impl<C: ReplicaCall> Exchange<C> {
                 }
                 Some(outbox) if (outbox.process_index(), outbox.num_processes()) != found => {
                     return Err(format!(
-                        "collective {index} ({name}): the replicas are those of process {} of {}, this \
-                         is process {} of {}",
+                        "collective {index} ({name}): the replicas are those of process {} of {}, \
+                         this is process {} of {}",
                         found.0,
                         found.1,
                         outbox.process_index(),
@@ -677,8 +677,8 @@ impl<C: ReplicaCall> Exchange<C> {
             let site = calls.first()?.site();
             let present: Vec<_> = calls.iter().map(|call| call.replica()).collect();
             Some(format!(
-                "{missing} did not arrive at collective {} ({}) within {:?}, where replicas {present:?} \
-                 wait",
+                "{missing} did not arrive at collective {} ({}) within {:?}, where replicas \
+                 {present:?} wait",
                 site.index,
                 site.kind.name(),
                 self.deadline

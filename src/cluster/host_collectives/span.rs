@@ -52,8 +52,8 @@ impl GroupSpan {
             && first + count <= num_replicas;
         if !is_contiguous || !is_share {
             return Err(format!(
-                "this process holds replicas {local:?} of {num_replicas}, but all processes must hold \
-                 the same number, one process after the other"
+                "this process holds replicas {local:?} of {num_replicas}, but all processes must \
+                 hold the same number, one process after the other"
             ));
         }
         if let Some(other) = group.iter().find(|replica| **replica >= num_replicas) {

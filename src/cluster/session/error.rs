@@ -10,8 +10,8 @@ use crate::pjrt::{Code, KeyValueError};
 pub enum Error {
     /// Nobody answers.
     #[error(
-        "no coordinator answered at {address} within {secs} s ({error}); check the address, that process 0 or \
-         `lockstep launch` is running there, and that no firewall blocks the port"
+        "no coordinator answered at {address} within {secs} s ({error}); check the address, that \
+         process 0 or `lockstep launch` is running there, and that no firewall blocks the port"
     )]
     Unreachable {
         /// host:port.
@@ -23,8 +23,8 @@ pub enum Error {
     },
     /// The coordinator does not accept this process.
     #[error(
-        "the coordinator at {address} refuses this process: {why}; all processes of a job need the same job name and \
-         secret"
+        "the coordinator at {address} refuses this process: {why}; all processes of a job need the \
+         same job name and secret"
     )]
     Unauthenticated {
         /// host:port.
@@ -34,7 +34,8 @@ pub enum Error {
     },
     /// It is not the coordinator of this job.
     #[error(
-        "what answers at {address} does not have the secret of this job, or another program listens there"
+        "what answers at {address} does not have the secret of this job, or another program \
+         listens there"
     )]
     Impostor {
         /// host:port.
@@ -86,8 +87,8 @@ pub enum Error {
     },
     /// Another run has the name of the job.
     #[error(
-        "the job {job:?} in etcd at {store} has a coordinator at {address} that is alive; set LOCKSTEP_JOB to another name \
-         in all processes of this run, or end the other run"
+        "the job {job:?} in etcd at {store} has a coordinator at {address} that is alive; set \
+         LOCKSTEP_JOB to another name in all processes of this run, or end the other run"
     )]
     JobIsTaken {
         /// The name of the job.
@@ -99,8 +100,8 @@ pub enum Error {
     },
     /// No coordinator has published an address at which it answers.
     #[error(
-        "no coordinator of the job {job:?} was found in etcd at {store} within {secs} s ({error}); check that process 0 or \
-         `lockstep launch` runs with the same store, LOCKSTEP_JOB and token"
+        "no coordinator of the job {job:?} was found in etcd at {store} within {secs} s ({error}); \
+         check that process 0 or `lockstep launch` runs with the same store, LOCKSTEP_JOB and token"
     )]
     NoAddress {
         /// The name of the job.

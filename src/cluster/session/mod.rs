@@ -527,7 +527,8 @@ fn check_size(num_bytes: usize) -> Result<(), Error> {
     match num_bytes <= MAX_VALUE_BYTES {
         true => Ok(()),
         false => Err(Error::TooLarge(format!(
-            "a value of {num_bytes} bytes is too large for the key-value store: at most {MAX_VALUE_BYTES}"
+            "a value of {num_bytes} bytes is too large for the key-value store: at most \
+             {MAX_VALUE_BYTES}"
         ))),
     }
 }

@@ -423,9 +423,9 @@ fn a_screen_of_2000_processes_is_a_screen() {
         watchdog.receive(&report(reported), later);
     }
     let screen = watchdog.screen(later, "restarting from step 500");
-    let tail = "now: restarting from step 500\n\
-                \x20    4 processes  upload                   step 512      for 32 s         7, 700 to 701, 1999\n\
-                \x201,996 processes  wait in a collective     step 512      for 31 s         0 to 6, 8 to 699, 702 to 1998\n";
+    let tail = "now: restarting from step 500\n\x20    4 processes  upload                   step \
+                512      for 32 s         7, 700 to 701, 1999\n\x201,996 processes  wait in a \
+                collective     step 512      for 31 s         0 to 6, 8 to 699, 702 to 1998\n";
     assert!(screen.ends_with(tail), "{screen}");
     assert_eq!(screen.lines().count(), 7);
     // All dead, or each at another step.

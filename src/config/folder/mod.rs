@@ -141,7 +141,8 @@ impl FolderConfig {
             && let Some((other, differs)) = others.iter().find(|(_, other)| *other != rate)
         {
             return Err(self.wrong(format!(
-                "{first} is {rate} and {other} is {differs}, but gpt here has one rate; set model.dropout"
+                "{first} is {rate} and {other} is {differs}, but gpt here has one rate; set \
+                 model.dropout"
             )));
         }
         model.insert("name".to_owned(), self.kind.name.into());
@@ -268,7 +269,8 @@ mod tests {
             ),
             (
                 r#"{"model_type": "gpt2", "resid_pdrop": 0.1, "attn_pdrop": 0.0}"#,
-                "resid_pdrop is 0.1 and attn_pdrop is 0, but gpt here has one rate; set model.dropout",
+                "resid_pdrop is 0.1 and attn_pdrop is 0, but gpt here has one rate; set \
+                 model.dropout",
             ),
             (r#"{"model_type": "gpt2", "activation_function": "relu"}"#, "activation_function is"),
         ] {

@@ -72,8 +72,8 @@ impl TextEncoder {
         )?;
         if let Some(most) = model_max_length.filter(|most| truncate && *most < max_length) {
             warnings.push(format!(
-                "{}: texts are cut to data.max_length = {max_length} tokens, but model_max_length beside it is {most}; \
-                 transformers cuts them to that",
+                "{}: texts are cut to data.max_length = {max_length} tokens, but model_max_length \
+                 beside it is {most}; transformers cuts them to that",
                 vocabulary.display()
             ));
         }
@@ -108,8 +108,8 @@ impl TextEncoder {
         }
         if found > most && !self.truncate {
             return Err(format!(
-                "the text has {found} tokens, but data.max_length is {most}; set data.truncate = true \
-                 to use its beginning, or raise data.max_length"
+                "the text has {found} tokens, but data.max_length is {most}; set data.truncate = \
+                 true to use its beginning, or raise data.max_length"
             ));
         }
         let (ids, segments) = (encoding.get_ids(), encoding.get_type_ids());
@@ -118,12 +118,14 @@ impl TextEncoder {
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocab_size) {
             let size = self.vocab_size;
             return Err(format!(
-                "the tokenizer gives it a token with the id {id}, but its ids are below {size}; correct data.tokenizer"
+                "the tokenizer gives it a token with the id {id}, but its ids are below {size}; \
+                 correct data.tokenizer"
             ));
         }
         if let Some(segment) = segments.iter().find(|segment| **segment > 1) {
             return Err(format!(
-                "the tokenizer gives it the segment {segment}, but segments are 0 and 1; correct data.tokenizer"
+                "the tokenizer gives it the segment {segment}, but segments are 0 and 1; correct \
+                 data.tokenizer"
             ));
         }
         let signed = |values: &[u32]| values.iter().map(|value| *value as i32).collect();

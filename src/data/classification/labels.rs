@@ -48,8 +48,8 @@ impl Labels {
         let is_beyond = |row: &&TextRow| number(label(row)).is_none_or(|n| n >= numbers.len());
         if let Some(row) = rows.iter().find(is_beyond) {
             let problem = format!(
-                "the labels of the file are {}, but whole numbers must be 0, 1, 2 and so on without a gap; \
-                 list the labels in data.labels, in the order of the classes",
+                "the labels of the file are {}, but whole numbers must be 0, 1, 2 and so on \
+                 without a gap; list the labels in data.labels, in the order of the classes",
                 listed(found)
             );
             return Err(Error::Row { path: path.to_owned(), line: row.line, problem });
@@ -208,7 +208,8 @@ fn check_kinds(rows: &[TextRow], path: &Path) -> Result<(), Error> {
         _ => "correct it or remove the row",
     };
     let problem = format!(
-        "label {:?} is {}{others}; {hint}, or list all labels in data.labels, in the order of the classes",
+        "label {:?} is {}{others}; {hint}, or list all labels in data.labels, in the order of the \
+         classes",
         shorten(label(row)),
         kind.in_words(),
     );

@@ -103,7 +103,8 @@ impl Classification {
                     return Err(Error::Table {
                         path: config.path.clone(),
                         problem: format!(
-                            "its {} rows leave none for evaluation; set data.eval_path, or change data.eval_fraction",
+                            "its {} rows leave none for evaluation; set data.eval_path, or change \
+                             data.eval_fraction",
                             rows.len(),
                         ),
                     });

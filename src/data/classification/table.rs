@@ -106,8 +106,8 @@ fn csv(path: &Path, text: &str, columns: &[&str]) -> Result<Vec<TextRow>, Error>
     let last =
         records.pop().filter(|(_, record)| record.len() != 1 || record.get(0) != SENTINEL.get(1..));
     if let Some((line, _)) = last {
-        let problem = "a double quote is opened and never closed; close it, double a quote inside of \
-                       quotes, or name the file .tsv if tabs separate its columns";
+        let problem = "a double quote is opened and never closed; close it, double a quote inside \
+                       of quotes, or name the file .tsv if tabs separate its columns";
         return Err(Error::Row { path: path.to_owned(), line, problem: problem.to_owned() });
     }
     let mut records =
@@ -176,7 +176,8 @@ impl Header {
 fn missing<'a>(column: &str, names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<_> = names.map(|name| format!("{name:?}")).collect();
     format!(
-        "there is no column {column:?}; the columns are {}; set data.text, data.text_pair or data.label",
+        "there is no column {column:?}; the columns are {}; set data.text, data.text_pair or \
+         data.label",
         shorten(&names.join(", "))
     )
 }

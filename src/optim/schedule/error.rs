@@ -12,7 +12,8 @@ pub enum Error {
     Length(#[from] RunLengthError),
     /// The peak is negative, or not finite as an f32.
     #[error(
-        "the peak learning rate is {peak:?}; set schedule.{key} so that it is a number that f32 holds, 0 to 3.4e38"
+        "the peak learning rate is {peak:?}; set schedule.{key} so that it is a number that f32 \
+         holds, 0 to 3.4e38"
     )]
     Peak {
         /// The peak.
@@ -22,8 +23,8 @@ pub enum Error {
     },
     /// The rate of a step is not finite as an f32.
     #[error(
-        "the learning rate of step {step} is {rate:?}, which f32 does not hold; lower schedule.{key} or \
-         schedule.{factor_key}"
+        "the learning rate of step {step} is {rate:?}, which f32 does not hold; lower \
+         schedule.{key} or schedule.{factor_key}"
     )]
     Rate {
         /// The step, from 0.
@@ -37,8 +38,8 @@ pub enum Error {
     },
     /// The warm-up is longer than the run.
     #[error(
-        "the warm-up of {} is longer than the run of {total_steps}; shorten schedule.warmup_{unit}, or lengthen \
-         train.steps (or train.epochs)",
+        "the warm-up of {} is longer than the run of {total_steps}; shorten \
+         schedule.warmup_{unit}, or lengthen train.steps (or train.epochs)",
         counted(*warmup_steps, "step")
     )]
     Warmup {
@@ -51,8 +52,8 @@ pub enum Error {
     },
     /// The warm-up is shorter than one step.
     #[error(
-        "schedule.warmup_{unit} is less than one step of {}, so there would be no warm-up; make it longer, or set \
-         schedule.warmup = \"none\"",
+        "schedule.warmup_{unit} is less than one step of {}, so there would be no warm-up; make it \
+         longer, or set schedule.warmup = \"none\"",
         counted(*global_batch, "example")
     )]
     NoWarmup {
@@ -63,8 +64,8 @@ pub enum Error {
     },
     /// The decay begins inside the warm-up.
     #[error(
-        "the decay of {} that ends at step {end_step} begins inside the warm-up of {warmup_steps}; shorten \
-         schedule.decay_{unit} or the warm-up",
+        "the decay of {} that ends at step {end_step} begins inside the warm-up of {warmup_steps}; \
+         shorten schedule.decay_{unit} or the warm-up",
         counted(*decay_steps, "step")
     )]
     Decay {
@@ -102,8 +103,8 @@ pub enum Error {
     },
     /// A boundary does not come after the previous one.
     #[error(
-        "schedule.{key} must increase, but step {next} follows step {previous}; boundaries that are too \
-         close fall on the same step with this batch"
+        "schedule.{key} must increase, but step {next} follows step {previous}; boundaries that \
+         are too close fall on the same step with this batch"
     )]
     BoundaryOrder {
         /// The key.

@@ -98,12 +98,11 @@ pub(super) fn register_kernels(plugin: &Plugin) -> Result<()> {
 fn register(plugin: &Plugin, handlers: &[(&'static str, abi::Handler)]) -> Result<()> {
     static REGISTERED: Mutex<Vec<(PathBuf, &str)>> = Mutex::new(Vec::new());
     const PLATFORM: &str = "Host";
-    let missing = || {
-        Error::HostCalls {
+    let missing = || Error::HostCalls {
         reason: "this plugin cannot call functions of this process (it has no FFI extension); set \
-                 compile.kernels = \"xla\" and leave out parallel.host_collectives (--unset parallel.host_collectives)"
+                 compile.kernels = \"xla\" and leave out parallel.host_collectives (--unset \
+                 parallel.host_collectives)"
             .to_owned(),
-    }
     };
     let extension = plugin.extension(abi::FFI_EXTENSION).ok_or_else(missing)?;
     let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);

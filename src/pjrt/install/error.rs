@@ -59,7 +59,8 @@ pub enum InstallError {
     NoCacheDir,
     /// The cache cannot be written.
     #[error(
-        "cannot write to the cache at {path}: {source}; set LOCKSTEP_CACHE to a directory that can be written"
+        "cannot write to the cache at {path}: {source}; set LOCKSTEP_CACHE to a directory that can \
+         be written"
     )]
     Cache {
         /// The path that could not be written.
@@ -69,7 +70,8 @@ pub enum InstallError {
     },
     /// Python could not be started.
     #[error(
-        "cannot start {python} to fetch the plugin: {source}; install Python 3 with pip, or set LOCKSTEP_PYTHON to one"
+        "cannot start {python} to fetch the plugin: {source}; install Python 3 with pip, or set \
+         LOCKSTEP_PYTHON to one"
     )]
     NoPython {
         /// The command.
@@ -79,8 +81,8 @@ pub enum InstallError {
     },
     /// pip failed: no network, no such version on a mirror, or no pip.
     #[error(
-        "pip could not fetch the {name} plugin:\n{last_lines}\nWithout a network, run this on a machine that has one:\n  \
-         {command}\nthen copy the directory `wheels` here and run:\n  \
+        "pip could not fetch the {name} plugin:\n{last_lines}\nWithout a network, run this on a \
+         machine that has one:\n  {command}\nthen copy the directory `wheels` here and run:\n  \
          PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels lockstep plugin install {name}"
     )]
     Pip {
@@ -93,8 +95,8 @@ pub enum InstallError {
     },
     /// A wheel does not have the pinned hash.
     #[error(
-        "{file} is not the wheel that this version expects (sha256 {found}, expected {expected}); it was not \
-         installed. Is a mirror serving something else?"
+        "{file} is not the wheel that this version expects (sha256 {found}, expected {expected}); \
+         it was not installed. Is a mirror serving something else?"
     )]
     WrongHash {
         /// The wheel or distribution.

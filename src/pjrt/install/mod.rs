@@ -59,8 +59,8 @@ pub fn install(
             Ok(verified) => {
                 if !verified.was_recorded {
                     say(&format!(
-                        "the {name} plugin was installed by an older version of this program; its files are \
-                         recorded now"
+                        "the {name} plugin was installed by an older version of this program; its \
+                         files are recorded now"
                     ));
                 }
                 return Ok(found);

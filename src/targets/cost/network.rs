@@ -153,7 +153,8 @@ impl FromStr for NamedNetwork {
                 }
                 _ => {
                     return Err(error(format!(
-                        "{option:?} is no option: there are oversubscription=RATIO, devices_per_port=N and multipath"
+                        "{option:?} is no option: there are oversubscription=RATIO, \
+                         devices_per_port=N and multipath"
                     )));
                 }
             }

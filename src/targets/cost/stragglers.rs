@@ -58,15 +58,17 @@ pub struct BackupStep {
 /// A text that does not describe stragglers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{text:?} does not describe stragglers: {reason}; write keys with commas between them, such as slow=0.01,factor=2.0"
+    "{text:?} does not describe stragglers: {reason}; write keys with commas between them, such as \
+     slow=0.01,factor=2.0"
 )]
 pub struct StragglersError {
     text: String,
     reason: String,
 }
 
-const KEYS: &str = "the keys are cv (variation of step times, from 0 to 0.2), slow (share of slow steps of a device, from 0 to 0.5), \
-    factor (how many times as long these take, from 1 to 1000), backups (at most 64), steps (100 to 100000) and seed";
+const KEYS: &str = "the keys are cv (variation of step times, from 0 to 0.2), slow (share of slow \
+                    steps of a device, from 0 to 0.5), factor (how many times as long these take, \
+                    from 1 to 1000), backups (at most 64), steps (100 to 100000) and seed";
 
 impl Default for Stragglers {
     fn default() -> Self {
@@ -132,7 +134,8 @@ impl Stragglers {
             slow => format!(", in {slow} of its steps {} times as long", self.factor),
         };
         format!(
-            "{}, seed {}; a device's compute time is normal with a coefficient of variation of {}{slow}",
+            "{}, seed {}; a device's compute time is normal with a coefficient of variation of \
+             {}{slow}",
             counted(self.steps, "step"),
             self.seed,
             self.cv

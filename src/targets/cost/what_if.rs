@@ -31,9 +31,9 @@ enum Change {
 /// A text that is no change of a network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no change of a network: write alpha=+20us (also ns, ms, s) or alpha=x2 for the latency of a hop, beta=x0.5 for \
-     the time of a byte or bandwidth=x2 for its inverse, separated by commas; factors are from 0.000001 to 1000000, and at \
-     most 1000 s are added"
+    "{0:?} is no change of a network: write alpha=+20us (also ns, ms, s) or alpha=x2 for the \
+     latency of a hop, beta=x0.5 for the time of a byte or bandwidth=x2 for its inverse, separated \
+     by commas; factors are from 0.000001 to 1000000, and at most 1000 s are added"
 )]
 pub struct WhatIfError(String);
 

@@ -77,7 +77,8 @@ pub(super) fn fit(
         Some(_) => {
             let missing = unmatched.missing.join("`, `");
             Err(format!(
-                "`{missing}` is missing: a head that the file does not have; train it first, with model.from"
+                "`{missing}` is missing: a head that the file does not have; train it first, with \
+                 model.from"
             ))
         }
     }
@@ -169,9 +170,9 @@ fn check_wrappers(tensors: &Tensors, specs: &Tree<LeafSpec>) -> Result<(), Strin
         found.iter().map(|(part, wrapper)| format!("`{part}`, which {wrapper} adds")).collect();
     let replace: String = found.iter().map(|(part, _)| format!(".replace('{part}', '')")).collect();
     Err(format!(
-        "its names have {}, as in `{}`; save the model that is wrapped, or strip the names: python -c \"from \
-         safetensors.torch import load_file, save_file; save_file({{k{replace}: v for k, v in \
-         load_file('model.safetensors').items()}}, 'stripped.safetensors')\"",
+        "its names have {}, as in `{}`; save the model that is wrapped, or strip the names: python \
+         -c \"from safetensors.torch import load_file, save_file; save_file({{k{replace}: v for k, \
+         v in load_file('model.safetensors').items()}}, 'stripped.safetensors')\"",
         causes.join("; and "),
         example.0
     ))
@@ -270,8 +271,8 @@ fn check_rest(
         let Some(format) = format else {
             let formats = ForeignFormat::ALL.map(|format| format.name).join(" or ");
             return Err(format!(
-                "it holds `{name}`, which the model does not have; all names must be the model's own, or \
-                 those of {formats}"
+                "it holds `{name}`, which the model does not have; all names must be the model's \
+                 own, or those of {formats}"
             ));
         };
         match format.tied.iter().find(|tied| tied.copy == name) {

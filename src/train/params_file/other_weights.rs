@@ -31,8 +31,10 @@ pub(super) fn other_weights(folder: &Path) -> Option<String> {
         let path = folder.display();
         let option = if option.is_empty() { String::new() } else { format!(", {option}") };
         return Some(format!(
-            "it has {name}, but only safetensors are read; convert it: python -c \"from transformers import {class} as M; \
-             M.from_pretrained('{path}'{option}).save_pretrained('{path}-safetensors')\", and copy the tokenizer's files"
+            "it has {name}, but only safetensors are read; convert it: python -c \"from \
+             transformers import {class} as M; \
+             M.from_pretrained('{path}'{option}).save_pretrained('{path}-safetensors')\", and copy \
+             the tokenizer's files"
         ));
     }
     let is_other = |name: &String| {
@@ -52,8 +54,8 @@ pub(super) fn other_weights(folder: &Path) -> Option<String> {
 /// What to do about an adapter.
 pub(super) fn adapter() -> String {
     format!(
-        "it has {ADAPTER}, an adapter that changes the weights when transformers loads them; merge it (merge_and_unload() \
-         of the library peft) and save the model, or remove the file"
+        "it has {ADAPTER}, an adapter that changes the weights when transformers loads them; merge \
+         it (merge_and_unload() of the library peft) and save the model, or remove the file"
     )
 }
 

@@ -37,8 +37,8 @@ pub enum ProfileError {
     },
     /// The backend is not XLA's CPU backend, or logs in another format.
     #[error(
-        "the plugin does not log the ops that it starts; ops can be timed only on XLA's CPU backend, \
-         run without --profile on others"
+        "the plugin does not log the ops that it starts; ops can be timed only on XLA's CPU \
+         backend, run without --profile on others"
     )]
     NoOps,
     /// The optimised program cannot be read.

@@ -42,8 +42,8 @@ pub fn disagreement(got: &Literal, expected: &Literal, agreement: Agreement) -> 
         let distance = (got_value - value).abs() / (epsilon(got.dtype()) * value.abs());
         (!agrees).then(|| {
             format!(
-                "element {index} is {got_value:e} ({got_bits:02x?}), expected {value:e} ({bits:02x?}), \
-                 {distance:.1} ulps"
+                "element {index} is {got_value:e} ({got_bits:02x?}), expected {value:e} \
+                 ({bits:02x?}), {distance:.1} ulps"
             )
         })
     })

@@ -95,14 +95,14 @@ impl Network {
         found.extend(self.interface_choice(get("NCCL_SOCKET_IFNAME")));
         found.extend(self.adapters(get("NCCL_IB_HCA"), get("NCCL_NET"), get("NCCL_IB_DISABLE")));
         if num_gpus > 1 && get("NCCL_P2P_DISABLE") == Some("1") {
-            let what = "NCCL_P2P_DISABLE=1: GPUs exchange data through the host's memory, even where they have \
-                        NVLink";
+            let what = "NCCL_P2P_DISABLE=1: GPUs exchange data through the host's memory, even \
+                        where they have NVLink";
             found.push(finding(what, "unset NCCL_P2P_DISABLE"));
         }
         if !self.ports.is_empty() && !self.has_gpu_direct {
             found.push(finding(
-                "adapters cannot access the GPUs' memory (GPUDirect RDMA): data between hosts is copied \
-                 through the host's memory",
+                "adapters cannot access the GPUs' memory (GPUDirect RDMA): data between hosts is \
+                 copied through the host's memory",
                 "sudo modprobe nvidia_peermem, or install the driver's open kernel modules",
             ));
         }
@@ -128,8 +128,14 @@ impl Network {
             let others = list(others.iter().map(|interface| interface.name.as_str()));
             return (!has_ib).then(|| {
                 finding(
-                    format!("NCCL may choose a virtual interface ({others}), which other hosts cannot reach"),
-                    format!("set NCCL_SOCKET_IFNAME to the interface between the hosts, such as {}", first.name),
+                    format!(
+                        "NCCL may choose a virtual interface ({others}), which other hosts \
+                             cannot reach"
+                    ),
+                    format!(
+                        "set NCCL_SOCKET_IFNAME to the interface between the hosts, such as {}",
+                        first.name
+                    ),
                 )
             });
         };
@@ -214,8 +220,8 @@ impl Network {
         let device = port.interface.as_deref().unwrap_or(adapter);
         if class > 0 && port.trust.as_deref() == Some("pcp") {
             let what = format!(
-                "RoCE traffic on {device} has traffic class {class}, but its priority is taken from the VLAN \
-                 tag: flow control (PFC) does not protect it"
+                "RoCE traffic on {device} has traffic class {class}, but its priority is taken \
+                 from the VLAN tag: flow control (PFC) does not protect it"
             );
             found.push(finding(what, format!("sudo mlnx_qos -i {device} --trust dscp")));
         }
@@ -223,12 +229,12 @@ impl Network {
             && !priorities.contains(&priority)
         {
             let what = format!(
-                "congestion control (ECN) is off for priority {priority} on {device}, which traffic class \
-                 {class} has"
+                "congestion control (ECN) is off for priority {priority} on {device}, which \
+                 traffic class {class} has"
             );
             let change = format!(
-                "echo 1 > /sys/class/net/{device}/ecn/roce_np/enable/{priority}, and roce_rp as well; or use \
-                 another class with NCCL_IB_TC"
+                "echo 1 > /sys/class/net/{device}/ecn/roce_np/enable/{priority}, and roce_rp as \
+                 well; or use another class with NCCL_IB_TC"
             );
             found.push(finding(what, change));
         }

@@ -475,8 +475,8 @@ impl JobState {
         }
         for (host, processes) in supervision.take_silent(now, dead_after) {
             let reason = format!(
-                "the supervisor on {host} has not been heard of for {} s; the host or its network is down, or the \
-                 supervisor was killed",
+                "the supervisor on {host} has not been heard of for {} s; the host or its network \
+                 is down, or the supervisor was killed",
                 dead_after.as_secs_f64()
             );
             if matches!(self.stage, Stage::Forming | Stage::Running) {

@@ -398,7 +398,8 @@ fn a_supervisor_that_vanishes_for_good_is_named_and_ends_the_job() {
     assert_eq!(world.directives(), []);
     world.pass_without_the_second_host(61 * SECOND);
     let text = format!(
-        "{reason}; not all supervisors came back within 60 s (missing: host 1 (host1); registered: host0)"
+        "{reason}; not all supervisors came back within 60 s (missing: host 1 (host1); registered: \
+         host0)"
     );
     assert_eq!(world.directives(), [Directive::End { is_success: false, text, signal: 0 }]);
 }

@@ -99,7 +99,8 @@ pub(super) fn connect(options: &LinkOptions, process: usize) -> io::Result<TcpSt
     };
     let refused = |error: io::Error| match error.kind() {
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => other(
-            "refused the connection: it belongs to another job or generation, or has another secret",
+            "refused the connection: it belongs to another job or generation, or has another \
+             secret",
         ),
         ErrorKind::WouldBlock | ErrorKind::TimedOut => other("does not answer"),
         _ => error,

@@ -63,8 +63,8 @@ pub(super) fn of_json(
             let ModelWrapper::WordPiece(model) = tokenizer.get_model() else {
                 let found = &json["model"]["type"];
                 let reason = format!(
-                    "its model is {found}, but BERT's tokenizer, which tokenizer_config.json or config.json asks for, is \
-                     a WordPiece"
+                    "its model is {found}, but BERT's tokenizer, which tokenizer_config.json or \
+                     config.json asks for, is a WordPiece"
                 );
                 return Err(place.wrong(place.vocabulary, reason));
             };
@@ -152,8 +152,9 @@ fn check_replaced(
         return Ok(());
     };
     let reason = format!(
-        "its {part} is not BertTokenizer's, the class of the folder: transformers 5 replaces it, earlier versions keep it; \
-         set tokenizer_class to \"PreTrainedTokenizerFast\" in tokenizer_config.json to keep it"
+        "its {part} is not BertTokenizer's, the class of the folder: transformers 5 replaces it, \
+         earlier versions keep it; set tokenizer_class to \"PreTrainedTokenizerFast\" in \
+         tokenizer_config.json to keep it"
     );
     Err(place.wrong(place.vocabulary, reason))
 }
@@ -186,8 +187,8 @@ fn note_letters(place: &Place<'_>, json: &Value, settings: &mut Settings) {
         let value = Value::from(value);
         if found[key] != value {
             settings.warnings.push(format!(
-                "{}: normalizer.{key} is {}, but {name} of the tokenizer's class is {value}, which is used, as by \
-                 transformers",
+                "{}: normalizer.{key} is {}, but {name} of the tokenizer's class is {value}, which \
+                 is used, as by transformers",
                 place.vocabulary.display(),
                 found[key]
             ));
@@ -213,7 +214,8 @@ fn note_contradictions(place: &Place<'_>, json: &Value, settings: &mut Settings)
             && found.as_bool().is_some_and(|found| found != value)
         {
             settings.warnings.push(format!(
-                "{}: {key} = {value} beside it has no effect: the file says {found}, and is used as it is",
+                "{}: {key} = {value} beside it has no effect: the file says {found}, and is used \
+                 as it is",
                 place.vocabulary.display()
             ));
         }
@@ -258,7 +260,8 @@ fn finish(
     }
     if unordered.len() > 1 {
         let reason = format!(
-            "the ids of the special tokens {} are in no file; list them in added_tokens_decoder of tokenizer_config.json",
+            "the ids of the special tokens {} are in no file; list them in added_tokens_decoder of \
+             tokenizer_config.json",
             shorten(&unordered.join(", "))
         );
         return Err(place.wrong(place.vocabulary, reason));
@@ -276,7 +279,8 @@ fn finish(
             return Err(place.wrong(
                 path,
                 format!(
-                    "{:?} has the id {id}, but transformers gives it {found}: ids must go on where the vocabulary ends",
+                    "{:?} has the id {id}, but transformers gives it {found}: ids must go on where \
+                     the vocabulary ends",
                     shorten(&token.content)
                 ),
             ));
@@ -314,8 +318,9 @@ fn finish(
         && settings.model_type.as_deref() != Some("distilbert");
     let about_pairs = is_doubtful.then(|| {
         format!(
-            "{}: the second text of a pair has the segment 1, as in transformers up to 4; 5 gives the model no segments \
-             unless model_input_names of tokenizer_config.json has \"token_type_ids\"",
+            "{}: the second text of a pair has the segment 1, as in transformers up to 4; 5 gives \
+             the model no segments unless model_input_names of tokenizer_config.json has \
+             \"token_type_ids\"",
             place.vocabulary.display()
         )
     });

@@ -71,8 +71,8 @@ impl Class {
         };
         if !is_whole {
             return Err(format!(
-                "{what}, but without a tokenizer.json only BERT's vocab.txt is read; save the tokenizer again with a \
-                 tokenizer.json"
+                "{what}, but without a tokenizer.json only BERT's vocab.txt is read; save the \
+                 tokenizer again with a tokenizer.json"
             ));
         }
         if class.is_some_and(|class| !WHOLE.contains(&class)) {

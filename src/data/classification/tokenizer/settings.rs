@@ -147,8 +147,8 @@ impl Settings {
         };
         if flag("do_basic_tokenize")? == Some(false) {
             return Err(failed(
-                "do_basic_tokenize is false: versions of transformers disagree on what that means; save the folder again \
-                 with a tokenizer.json, without this key"
+                "do_basic_tokenize is false: versions of transformers disagree on what that means; \
+                 save the folder again with a tokenizer.json, without this key"
                     .to_owned(),
             ));
         }
@@ -156,8 +156,9 @@ impl Settings {
             && let Some(other) = files.iter().find(|file| *file != "tokenizer.json")
         {
             return Err(failed(format!(
-                "fast_tokenizer_files has {other}, which replaces tokenizer.json in some versions of transformers; \
-                 rename the file that is meant to tokenizer.json and remove the key"
+                "fast_tokenizer_files has {other}, which replaces tokenizer.json in some versions \
+                 of transformers; rename the file that is meant to tokenizer.json and remove the \
+                 key"
             )));
         }
         let splits_special = flag("split_special_tokens")?.unwrap_or_default();
