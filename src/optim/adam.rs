@@ -1,13 +1,21 @@
-//! `m = b1 m + (1 - b1) u; v = b2 v + (1 - b2) u^2`, result
-//! `(m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)`
+//! Adam's scaling of the updates.
 
 use hlo::{LeafSpec, Tensor, Tree};
 
 use super::{Context, Transformation, like_params, one_minus_power, scalar_for};
 
-/// Adam's scaling, with bias correction for update number t = 1, 2, ..; state `first_moment.PATH`
-/// and `second_moment.PATH`. The epsilon is added after the correction, as in PyTorch and optax.
+/// Divides the mean of the updates by the root of the mean of their squares.
+///
+/// ```text
+/// m = beta1 m + (1 - beta1) u
+/// v = beta2 v + (1 - beta2) u^2
+/// u = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)      t = 1, 2, .. counts updates
+/// ```
+///
 /// Kingma and Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1.
+///
+/// The state is `first_moment.PATH` (m) and `second_moment.PATH` (v). As in PyTorch and optax,
+/// epsilon is added after the bias correction.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Tree};

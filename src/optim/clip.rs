@@ -1,12 +1,17 @@
-//! `u * min(1, max / |u|)`
+//! Clipping of the gradients by their norm.
 
 use hlo::{Tensor, Tree};
 
 use super::{Context, Transformation, global_norm, scalar_for};
 
-/// Scales all updates by one factor so that their global norm is at most `max_norm`. Pascanu,
-/// Mikolov and Bengio, "On the difficulty of training recurrent neural networks" (2013), algorithm
-/// 1.
+/// Scales all updates by one factor so that their global norm is at most `max_norm`.
+///
+/// ```text
+/// u = u * min(1, max_norm / |u|)      |u|: the norm of the updates of all parameters together
+/// ```
+///
+/// Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks" (2013),
+/// algorithm 1.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Literal, Mesh, Tree, interpret, trace};

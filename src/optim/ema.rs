@@ -1,16 +1,21 @@
-//! `mean = mean + (w - mean) (1 - decay) / (1 - decay^t)`
+//! A running mean of the parameters.
 
 use hlo::{LeafSpec, Tensor, Tree};
 
 use super::{Context, EMA, Transformation, like_params, one_minus_power, scalar_for};
 
-/// A running mean of the parameters after each update t = 1, 2, ..; state `ema.PATH`. It leaves the
-/// updates unchanged, and must be the last link. Polyak and Juditsky, "Acceleration of stochastic
-/// approximation by averaging" (1992), with exponential weights.
+/// Keeps a running mean of the parameters after each update; the updates stay unchanged.
 ///
-/// The parameters after updates 1 to t are weighted as in `mean = decay mean + (1 - decay) w`, with
-/// the same bias correction as in Adam. The initial parameters have no weight, so early means are
-/// useful.
+/// ```text
+/// mean = mean + (w - mean) (1 - decay) / (1 - decay^t)      t = 1, 2, .. counts updates
+/// ```
+///
+/// Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992), with
+/// exponential weights.
+///
+/// The state is `ema.PATH`. This must be the last link, because `w` is the parameter plus the
+/// update that the link receives. The weights are those of `mean = decay mean + (1 - decay) w` with
+/// the bias correction of Adam: the initial parameters have no weight, so early means are useful.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Tree};

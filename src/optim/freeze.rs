@@ -1,12 +1,22 @@
-//! Parameters that are not trained.
+//! Training of some parameters only.
 
 use hlo::{LeafSpec, Tensor, Tree};
 
 use super::mask::{Included, InvalidPattern};
 use super::{Context, Mask, Transformation};
 
-/// `inner` for the parameters of the mask. The others keep their values, and no state is kept for
-/// them. A stacked leaf of which some rows are trained has state for all of them.
+/// Applies `inner` to the parameters of the mask; the others keep their values.
+///
+/// ```text
+/// u = inner(u)      parameters in the mask
+/// u = 0             all others
+/// ```
+///
+/// Freezing parameters under fine-tuning: Howard and Ruder, "Universal language model fine-tuning
+/// for text classification" (2018), section 3.3. In optax this is `partition` with `set_to_zero`.
+///
+/// Frozen parameters have no state. If only some rows of a stacked leaf are trained, `inner` has
+/// state for all of its rows.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Tree};

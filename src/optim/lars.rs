@@ -1,14 +1,20 @@
-//! `u = (g + decay w) * coefficient |w| / (|g| + decay |w|)`
+//! Layer-wise adaptive rates of LARS.
 
 use hlo::{LeafSpec, Tensor, Tree};
 
 use super::norm::{param_norm, ratio};
 use super::{Context, Decayed, InvalidPattern, Mask, Transformation, of_rows_for};
 
-/// Layer-wise adaptive rates: scales each parameter's update to a fraction of the parameter's norm.
-/// Parameters that `adapted` excludes are not scaled; `decayed` says which are decayed. Where a
-/// norm is 0, the scale is 1. You, Gitman and Ginsburg, "Large batch training of convolutional
-/// networks" (2017), algorithm 1.
+/// Adds the weight decay and scales each parameter's update to a fraction of the parameter's norm.
+///
+/// ```text
+/// u = (g + decay w) * coefficient |w| / (|g| + decay |w|)      parameters in `adapted`
+/// u = g + decay w                                              all others
+/// ```
+///
+/// You, Gitman and Ginsburg, "Large batch training of convolutional networks" (2017), algorithm 1.
+///
+/// `decayed` says which parameters are decayed. Where a norm is 0, the scale is 1.
 ///
 /// The denominator is the paper's sum of norms, which published recipes were tuned with; optax
 /// divides by the norm of the sum, `|g + decay w|`. Without decay the two are the same.

@@ -90,6 +90,12 @@ pub struct Context<'g> {
 }
 
 /// Applies the links in order, each to the result of the previous one.
+///
+/// ```text
+/// u = link_n(.. link_2(link_1(u)))
+/// ```
+///
+/// `chain` of optax: DeepMind et al., "The DeepMind JAX Ecosystem" (2020).
 pub fn chain(links: Vec<Box<dyn Transformation>>) -> impl Transformation {
     Chain { links }
 }
@@ -117,7 +123,15 @@ impl Transformation for Chain {
     }
 }
 
-/// `-lr * u`: the last link.
+/// Turns an update into the step against it, with the learning rate as its length.
+///
+/// ```text
+/// u = -lr u
+/// ```
+///
+/// Robbins and Monro, "A stochastic approximation method" (1951).
+///
+/// The sum of the result and the parameter is the next parameter.
 pub fn scale_by_learning_rate() -> impl Transformation {
     ScaleByLearningRate
 }

@@ -1,12 +1,23 @@
-//! `m = mu m + u`, result `m` (Nesterov: `u + mu m`)
+//! Momentum.
 
 use hlo::{LeafSpec, Tensor, Tree};
 
 use super::{Context, Transformation, like_params};
 
-/// Heavy-ball momentum without dampening, as in PyTorch; state `momentum.PATH`, none if `mu` is 0.
-/// Sutskever, Martens, Dahl and Hinton, "On the importance of initialization and momentum in
-/// deep learning" (2013).
+/// Adds up the updates with weights that decay by `mu` a step.
+///
+/// ```text
+/// m = mu m + u
+/// u = m             heavy ball
+/// u = u + mu m      Nesterov
+/// ```
+///
+/// Polyak, "Some methods of speeding up the convergence of iteration methods" (1964); Sutskever,
+/// Martens, Dahl and Hinton, "On the importance of initialization and momentum in deep learning"
+/// (2013).
+///
+/// The state is `momentum.PATH` (m), or nothing if `mu` is 0. There is no dampening, as is the
+/// default in PyTorch.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Tree};

@@ -91,13 +91,19 @@ impl LeafNumbers {
     }
 }
 
-/// Factors of the learning rate: for patterns of parameters, and from each layer to the one below
-/// it.
+/// Multiplies the updates of each parameter by a factor of its own.
 ///
-/// The last link of an update rule: it multiplies the updates, which contain the rate. Layer-wise
-/// decay: Clark, Luong, Le and Manning, "ELECTRA" (2020), appendix B. What precedes the first
-/// block, such as embeddings, is layer 0, the blocks follow in order, and what follows them has the
-/// rate itself.
+/// ```text
+/// u = factor * layer_decay^(number of layers above) * u
+/// ```
+///
+/// Layer-wise decay: Clark, Luong, Le and Manning, "ELECTRA: pre-training text encoders as
+/// discriminators rather than generators" (2020), appendix B.
+///
+/// `factors` gives the factor of each pattern of paths, which is 1 for all other parameters.
+/// Parameters before the first block, such as embeddings, are layer 0; the blocks follow in order,
+/// and no layer is above the parameters after the last block. The updates must contain the learning
+/// rate, so this is the last link of an update rule.
 ///
 /// ```
 /// use lockstep::{config::PatternNumbers, optim::scale_rates};

@@ -35,13 +35,23 @@ pub fn from_config(config: &config::OptimizerConfig) -> Box<dyn Transformation> 
     }
 }
 
-/// Stochastic gradient descent: `g = grad + decay w; m = mu m + g; w -= lr m` (Nesterov:
-/// `w -= lr (g + mu m)`), which is PyTorch's `SGD`. Sutskever, Martens, Dahl and Hinton (2013).
+/// Stochastic gradient descent with momentum.
+///
+/// ```text
+/// g = grad + decay w
+/// m = mu m + g
+/// w = w - lr m               heavy ball
+/// w = w - lr (g + mu m)      Nesterov
+/// ```
+///
+/// Sutskever, Martens, Dahl and Hinton, "On the importance of initialization and momentum in deep
+/// learning" (2013), in the form of PyTorch's `SGD`.
 ///
 /// Here `m` is not scaled by the learning rate, so a changed rate applies to all of `m` at once. In
-/// the other form, `m = mu m + lr g; w -= m`, `m` contains the rates of earlier steps; Goyal et al.
-/// (2017), section 3, remark 2, multiply it by `lr_now / lr_before`, which gives the first form.
-/// `momentum_correction = false` is the second form without that correction.
+/// the other form, `m = mu m + lr g; w = w - m`, `m` contains the rates of earlier steps; Goyal et
+/// al., "Accurate, large minibatch SGD" (2017), section 3, remark 2, multiply it by
+/// `lr_now / lr_before`, which gives the first form. `momentum_correction = false` is the second
+/// form without that correction.
 ///
 /// ```
 /// use lockstep::{config::Sgd, optim::{Mask, Transformation, sgd}};
@@ -56,7 +66,14 @@ pub fn sgd(config: &config::Sgd, decayed: Decayed) -> impl Transformation + use<
     with_momentum(decay, momentum, nesterov, momentum_correction)
 }
 
-/// Adam: `w -= lr adam(grad + decay w)`, PyTorch's `Adam`. Kingma and Ba (2015), algorithm 1.
+/// Adam, with the weight decay in the gradient.
+///
+/// ```text
+/// w = w - lr adam(grad + decay w)      adam: scale_by_adam
+/// ```
+///
+/// Kingma and Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1, in the form of
+/// PyTorch's `Adam`.
 ///
 /// ```
 /// use lockstep::{config::Adam, optim::{Mask, Transformation, adam}};
@@ -72,8 +89,14 @@ pub fn adam(config: &config::Adam, decayed: Decayed) -> impl Transformation + us
     ])
 }
 
-/// Adam with decoupled weight decay: `w -= lr (adam(grad) + decay w)`. Loshchilov and Hutter,
-/// "Decoupled weight decay regularization" (2019), algorithm 2 with the decay scaled by the rate.
+/// Adam with decoupled weight decay.
+///
+/// ```text
+/// w = w - lr (adam(grad) + decay w)      adam: scale_by_adam
+/// ```
+///
+/// Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), algorithm 2, with the
+/// decay scaled by the rate.
 ///
 /// ```
 /// use lockstep::{config::AdamW, optim::{Mask, Transformation, adamw}};
@@ -90,9 +113,17 @@ pub fn adamw(config: &config::AdamW, decayed: Decayed) -> impl Transformation + 
     ])
 }
 
-/// LARS: `m = mu m + lr trust (grad + decay w); w -= m` with the trust ratio of [`scale_by_lars`].
-/// You, Gitman and Ginsburg (2017), algorithm 1: the momentum contains the rate, unless
-/// `momentum_correction` moves the rate out of it, as in [`sgd`].
+/// LARS: momentum on updates with layer-wise adaptive rates.
+///
+/// ```text
+/// m = mu m + lr lars(grad)      lars: scale_by_lars, which adds the decay
+/// w = w - m
+/// ```
+///
+/// You, Gitman and Ginsburg, "Large batch training of convolutional networks" (2017), algorithm 1.
+///
+/// The momentum contains the rate, unless `momentum_correction` moves the rate out of it, as in
+/// [`sgd`].
 ///
 /// ```
 /// use lockstep::{config::Lars, optim::{Mask, Transformation, lars}};
@@ -109,8 +140,15 @@ pub fn lars(config: &config::Lars, decayed: Decayed) -> impl Transformation + us
     with_momentum(scaled, momentum, nesterov, momentum_correction)
 }
 
-/// LAMB: `w -= lr trust (adam(grad) + decay w)` with the trust ratio of [`scale_by_trust_ratio`].
-/// You et al. (2020), algorithm 2.
+/// LAMB: AdamW with a trust ratio for each parameter.
+///
+/// ```text
+/// u = adam(grad) + decay w      adam: scale_by_adam
+/// w = w - lr u |w| / |u|
+/// ```
+///
+/// You et al., "Large batch optimization for deep learning: training BERT in 76 minutes" (2020),
+/// algorithm 2.
 ///
 /// ```
 /// use lockstep::{config::Lamb, optim::{Mask, Transformation, lamb}};

@@ -1,13 +1,20 @@
-//! `u * |w| / |u|`
+//! The trust ratio of LAMB.
 
 use hlo::{LeafSpec, Tensor, Tree};
 
 use super::norm::{param_norm, ratio};
 use super::{Context, InvalidPattern, Mask, Transformation, of_rows_for};
 
-/// Scales the update of each parameter in `adapted` to the parameter's norm; if either norm is 0,
-/// the update is unchanged. You et al., "Large batch optimization for deep learning: training BERT
-/// in 76 minutes" (2020), algorithm 2, where phi is the identity here.
+/// Scales the update of each parameter in `adapted` to the parameter's norm.
+///
+/// ```text
+/// u = u * |w| / |u|
+/// ```
+///
+/// You et al., "Large batch optimization for deep learning: training BERT in 76 minutes" (2020),
+/// algorithm 2, with the identity as phi.
+///
+/// If either norm is 0, the update is unchanged.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Literal, Mesh, Tree, interpret, trace};

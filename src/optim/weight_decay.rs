@@ -1,11 +1,18 @@
-//! `u + decay w`
+//! Weight decay.
 
 use hlo::{LeafSpec, Tensor, Tree};
 
 use super::{Context, Decayed, InvalidPattern, Transformation};
 
-/// Adds `decay` times the parameter to its update, or what `decayed` says in its place. Krogh and
-/// Hertz, "A simple weight decay can improve generalization" (1991).
+/// Adds `decay` times the parameter to its update.
+///
+/// ```text
+/// u = u + decay w
+/// ```
+///
+/// Krogh and Hertz, "A simple weight decay can improve generalization" (1991).
+///
+/// `decayed` says which parameters are decayed, and gives some of them a decay of their own.
 ///
 /// ```
 /// use hlo::{DType, LeafSpec, Mesh, TensorType, Tree, trace};
