@@ -1,5 +1,5 @@
-//! What a coordinator costs with many workers: their sessions all live in this process and share
-//! two cores with it.
+//! The cost of a coordinator with many workers: the sessions of all workers live in this process
+//! and share two cores with the coordinator.
 //!
 //! `cargo bench --bench coordinator -- --workers 2000 --secs 20` prints one line of JSON: seconds
 //! until the generation has formed, memory of everything, CPU seconds per second while all send

@@ -71,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What else is computed with the update.
+/// Other results that are computed with the update.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
     /// Nothing.

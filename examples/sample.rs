@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut args: Vec<_> = params.iter().map(Arg::Borrow).collect();
         args.push(Arg::Donate(client.upload(&[Arc::new(ids)])?));
         let logits = program.execute(args)?.outputs[0].read(0)?;
-        // What follows the window is padding, which causal attention masks.
+        // The window is followed by padding, which causal attention masks.
         let row = window.len().saturating_sub(1) * model.vocabulary;
         let logits = &logits.as_slice::<f32>()[row..row + model.vocabulary];
         text.push(draw(logits, threefry2x32([0, 0], [0, index])[0]));

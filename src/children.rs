@@ -1,15 +1,15 @@
 //! Child processes of this program that end with it.
 //!
-//! The stdin of such a child is a pipe whose other end only the parent has. The parent writes
-//! nothing to it. However the parent ends, the system closes its end, and the child reads the end
-//! of the file.
+//! The stdin of such a child is a pipe, and only the parent has its other end. The parent writes
+//! nothing to it. However the parent ends, the system closes the parent's end, and the child reads
+//! an end of file.
 
 use std::io;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
-/// Runs a command that calls [`end_with_parent`] to its end, and returns what it has written where
-/// it was told to write into a pipe.
+/// Runs to its end a command that calls [`end_with_parent`], and returns its output where that goes
+/// into a pipe.
 ///
 /// # Errors
 /// The system's, if the child cannot be started or read.

@@ -44,7 +44,7 @@
 //!
 //! # Where to look
 //!
-//! | module | what it is for |
+//! | module | purpose |
 //! |---|---|
 //! | [`config`] | the configuration: reading, checking, and every key as a typed field |
 //! | [`data`] | data sources, the order of examples, batches |

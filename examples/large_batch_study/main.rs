@@ -1,6 +1,6 @@
-//! What large batches do to training, and what helps: two small tasks with batches B, 4B and 16B
-//! for the same number of epochs, with and without a scaled rate, warm-up and LARS, several seeds
-//! each.
+//! The effect of large batches on training, and remedies: two small tasks with batches B, 4B and
+//! 16B for the same number of epochs, with and without a scaled rate, warm-up and LARS, several
+//! seeds each.
 //!
 //!     cargo run --release --example large_batch_study -- docs
 //!

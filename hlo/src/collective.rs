@@ -49,8 +49,8 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::AllGather { dim, groups: groups.into() }, &[self])
     }
 
-    /// Sum over each replica group, of which each replica keeps its shard of `dim`: the first
-    /// replica of the group the first shard, and so on.
+    /// Sums over each replica group; each replica keeps its shard along `dim`: the first replica of
+    /// the group the first shard, and so on.
     #[must_use]
     #[track_caller]
     pub fn reduce_scatter(self, dim: usize, groups: impl Into<Groups>) -> Tensor<'g> {

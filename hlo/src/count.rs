@@ -15,7 +15,7 @@ pub struct Cost {
     /// Arithmetic operations; a fused multiply-add counts 2. A dot is 2 * batch * m * n * k, a
     /// convolution 2 for each product with an element of its input (not with padding), an
     /// elementwise op 1 per result element, a reduction 1 for each operand element less 1 for each
-    /// result element, top_k 1 per operand element, a custom_call what it says. Additions inside
+    /// result element, top_k 1 per operand element, a custom_call its own count. Additions inside
     /// collectives are not counted.
     pub flops: u64,
     /// Elements of exponentials, logarithms, roots, powers, sines and the like; not included in
@@ -106,7 +106,7 @@ pub fn count(graph: &Graph) -> Cost {
     counter.cost
 }
 
-/// `true` for ops whose FLOPs are those of products.
+/// `true` for ops that spend their FLOPs on products.
 pub(crate) fn is_matmul(op: &Op) -> bool {
     matches!(op, Op::DotGeneral(_) | Op::Convolution(_) | Op::CustomCall(_))
 }
@@ -133,7 +133,8 @@ pub(crate) fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
 #[derive(Default)]
 struct Counter {
     cost: Cost,
-    /// Where in `cost.matmuls` those are whose entry is this one with a count of 0.
+    /// The index in `cost.matmuls` of the entry that equals this one but for the count, which is 0
+    /// here.
     matmuls: HashMap<MatmulCost, usize>,
 }
 
@@ -224,7 +225,7 @@ pub(crate) fn most_expensive(branches: &[Arc<Region>]) -> Option<&Graph> {
     })
 }
 
-/// What a node does besides reading and writing memory.
+/// The work of a node besides reading and writing memory.
 enum Work {
     Flops(u64),
     Transcendentals(u64),

@@ -12,7 +12,7 @@ pub struct Error {
     pub op: &'static str,
     /// The types of its operands.
     pub operands: Vec<TensorType>,
-    /// What is wrong and what to change.
+    /// The problem and its remedy.
     pub message: String,
     /// The caller's source line.
     pub location: &'static Location<'static>,

@@ -2,9 +2,9 @@
 //!
 //! # What is differentiated on many replicas
 //!
-//! A value whose type varies over no axis is one number that all replicas hold. A value that varies
-//! over `data` is N numbers, one per replica. [`grad`] of a scalar loss differentiates **the sum of
-//! the loss over the axes over which it varies**: the one number, or the sum of the N numbers. With
+//! A value that varies over no axis is one number that all replicas hold. A value that varies over
+//! `data` is N numbers, one per replica. [`grad`] of a scalar loss differentiates **the sum of the
+//! loss over the axes over which it varies**: the one number, or the sum of the N numbers. With
 //! this convention, the rules of the collectives follow from their meaning, and a cotangent always
 //! has exactly the type of its value, varying axes included (checked at every node):
 //!
@@ -532,8 +532,8 @@ fn dot_general<'g>(
 
 /// The product of `ct` and the other operand, contracted over the dims listed with them; the
 /// other's batch dims correspond to the first of `ct`. `to` are the dims of the result that are
-/// batch dims, from `ct`, and from the other operand. The operand whose dims come first in the
-/// result is the left one, so that there is nothing to transpose in the usual orders.
+/// batch dims, from `ct`, and from the other operand. The operand with the first dims of the result
+/// is the left one, so that there is nothing to transpose in the usual orders.
 fn operand_cotangent<'g>(
     (ct, ct_dims): (Tensor<'g>, &[usize]),
     (other, other_dims, other_batch): (Tensor<'g>, &[usize], &[usize]),
@@ -557,8 +557,8 @@ fn in_order_of(dims: &[usize], by: &[usize]) -> Vec<usize> {
     pairs.into_iter().map(|(_, dim)| *dim).collect()
 }
 
-/// Transposes a tensor whose dims correspond to `dims`, in order, so that dim `i` corresponds to
-/// `i`.
+/// Transposes a tensor so that its dim `i` corresponds to `i`; before, its dims correspond to
+/// `dims`, in order.
 fn put_back<'g>(x: Tensor<'g>, dims: &[&[usize]]) -> Tensor<'g> {
     let permutation = inverse(&dims.concat());
     if permutation.is_sorted() { x } else { x.transpose(&permutation) }

@@ -84,7 +84,7 @@ impl Graph {
         Self { mesh, nodes: vec![], values: vec![], inputs: vec![], outputs: vec![] }
     }
 
-    /// The mesh to whose axes types and collectives refer.
+    /// The mesh; types and collectives refer to its axes.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }

@@ -36,7 +36,7 @@ pub(crate) fn infer(op: &Op, operands: &[&TensorType], mesh: &Mesh) -> Types {
     Ok(results)
 }
 
-/// `true` for ops with independent operands, and for ops whose regions determine the operands'
+/// `true` for ops with independent operands, and for ops with regions that determine the operands'
 /// types.
 pub(crate) fn takes_any_varying(op: &Op) -> bool {
     matches!(

@@ -202,7 +202,7 @@ pub enum Op {
         /// The replica groups.
         groups: Groups,
     },
-    /// Sum over each replica group, of which replica `i` of the group keeps shard `i` of `dim`.
+    /// Sums over each replica group; replica `i` of a group keeps shard `i` along `dim`.
     ReduceScatter {
         /// The dim that is cut.
         dim: usize,
@@ -466,7 +466,7 @@ fn free_dims(rank: usize, batch: &[usize], contracting: &[usize]) -> Vec<usize> 
     (0..rank).filter(|dim| !batch.contains(dim) && !contracting.contains(dim)).collect()
 }
 
-/// The condition and body of a `while`: graphs whose inputs are the carried values. Compared by
+/// The condition and body of a `while`: graphs with the carried values as inputs. Compared by
 /// identity, so that loops are never merged.
 #[derive(Debug)]
 pub struct Regions {

@@ -94,7 +94,7 @@ fn strides(dims: &[usize]) -> Vec<usize> {
 }
 
 impl Literal {
-    /// The rectangle of these `dims` whose first element is at `start`.
+    /// The rectangle of these `dims` that starts at `start`.
     ///
     /// # Panics
     /// If it does not lie in this literal.
@@ -106,7 +106,7 @@ impl Literal {
         piece
     }
 
-    /// Writes `piece` over the rectangle whose first element is at `start`.
+    /// Writes `piece` over the rectangle that starts at `start`.
     ///
     /// # Panics
     /// If the piece has another dtype, or does not lie in this literal.

@@ -10,6 +10,7 @@ mod custom_call;
 mod host_collective;
 mod host_kernel;
 mod program;
+mod replica_groups;
 mod windows;
 
 use std::borrow::Cow;
@@ -21,8 +22,7 @@ use crate::passes::merge_common_subexpressions;
 use crate::region::expand;
 use crate::rewrites::isolate;
 use crate::{
-    AxisSet, DType, DotDims, Graph, Groups, Literal, Mesh, Node, Op, Origin, Reduction, TensorType,
-    ValueId,
+    AxisSet, DType, DotDims, Graph, Literal, Mesh, Node, Op, Origin, Reduction, TensorType, ValueId,
 };
 
 pub use host_collective::{HOST_COLLECTIVE_TARGET, HOST_REPLICA_ID_TARGET};
@@ -31,9 +31,10 @@ pub use program::{Program, ProgramInput, ProgramOutput};
 
 use constant::constant;
 use host_collective::Collectives;
+use replica_groups::{ProgramReplicas, listed, replica_groups};
 
-/// What a program leaves to functions of the process that runs it, on the CPU backend: custom calls
-/// in version 4, the typed FFI, with row-major operands and results.
+/// The parts of a program that call functions of the process that runs it, on the CPU backend:
+/// custom calls in version 4, the typed FFI, with row-major operands and results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCalls {
     /// Every collective is a call to [`HOST_COLLECTIVE_TARGET`], in a program for so many
@@ -60,50 +61,21 @@ pub fn lower_with_host_calls(graph: &Graph, name: &str, calls: HostCalls) -> Pro
         Some(num_processes) => Collectives::HostCalls { num_sites: 0, num_processes },
         None => Collectives::Ops,
     };
-    write(graph, name, ReplicaGroups::OfMesh, collectives, calls.kernels)
+    write(graph, name, ProgramReplicas::OfMesh, collectives, calls.kernels)
 }
 
 /// [`lower`] without communication, for the first `num_replicas` replicas of the mesh, to measure
 /// the work of each. Every all_reduce is over one replica, other collectives become local ops of
 /// the same shapes. The results are not those of the program. `kernels` is that of [`HostCalls`].
 pub fn lower_isolated(graph: &Graph, name: &str, num_replicas: usize, kernels: bool) -> Program {
-    let replica_groups = ReplicaGroups::Isolated { num_replicas };
+    let replica_groups = ProgramReplicas::Isolated { num_replicas };
     write(&isolate(&expand(graph)), name, replica_groups, Collectives::Ops, kernels)
-}
-
-/// The replicas that a program is for, and how they form groups.
-#[derive(Clone, Copy)]
-enum ReplicaGroups {
-    /// The replicas and groups of the mesh.
-    OfMesh,
-    /// Each replica is its own group.
-    Isolated { num_replicas: usize },
-}
-
-impl ReplicaGroups {
-    fn num_replicas(self, mesh: &Mesh) -> usize {
-        match self {
-            Self::OfMesh => mesh.num_replicas(),
-            Self::Isolated { num_replicas } => num_replicas,
-        }
-    }
-
-    fn list(self, mesh: &Mesh, groups: Groups) -> Vec<Vec<usize>> {
-        match self {
-            Self::OfMesh => listed(mesh, groups),
-            Self::Isolated { num_replicas } => (0..num_replicas).map(|r| vec![r]).collect(),
-        }
-    }
-}
-
-fn listed(mesh: &Mesh, groups: Groups) -> Vec<Vec<usize>> {
-    groups.list(mesh).unwrap_or_else(|_| unreachable!("`infer` has checked that groups divide"))
 }
 
 fn write(
     graph: &Graph,
     name: &str,
-    replica_groups: ReplicaGroups,
+    replica_groups: ProgramReplicas,
     collectives: Collectives,
     kernels: bool,
 ) -> Program {
@@ -176,7 +148,7 @@ fn write(
 struct Writer {
     text: String,
     mesh: Mesh,
-    replica_groups: ReplicaGroups,
+    replica_groups: ProgramReplicas,
     collectives: Collectives,
     kernels: bool,
     num_names: usize,
@@ -187,7 +159,7 @@ struct Writer {
 impl Writer {
     fn new(
         mesh: Mesh,
-        replica_groups: ReplicaGroups,
+        replica_groups: ProgramReplicas,
         collectives: Collectives,
         kernels: bool,
     ) -> Self {
@@ -358,7 +330,7 @@ impl Writer {
         self.line(context, node, &format!("{name}{arity} = {body}"));
     }
 
-    /// Writes the nodes of a graph in place of a node, whose operands are its inputs.
+    /// Writes the nodes of a graph in place of a node, with the node's operands as inputs.
     fn inline(&mut self, context: &mut RegionContext<'_>, node: &Node, graph: &Graph) {
         let mut names = vec![String::new(); graph.num_values()];
         for (input, operand) in graph.inputs().iter().zip(&node.operands) {
@@ -503,7 +475,7 @@ fn expression(
     context: &RegionContext<'_>,
     node: &Node,
     mesh: &Mesh,
-    groups_of: ReplicaGroups,
+    groups_of: ProgramReplicas,
 ) -> String {
     let name = node.op.name();
     let operands = context.list(&node.operands);
@@ -652,11 +624,6 @@ fn dot_general(context: &RegionContext<'_>, node: &Node, dims: &DotDims, result:
         dims.rhs_contracting,
         context.types(node.operands.iter().copied()),
     )
-}
-
-fn replica_groups(groups: &[Vec<usize>]) -> String {
-    let (rows, columns) = (groups.len(), groups.first().map_or(0, Vec::len));
-    format!("replica_groups = dense<{groups:?}> : tensor<{rows}x{columns}xi64>")
 }
 
 /// The region of a collective that reduces, on one line.

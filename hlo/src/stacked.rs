@@ -24,7 +24,7 @@ pub struct StackedRow {
 pub struct MisfitRow {
     /// Its path.
     pub path: String,
-    /// What does not fit.
+    /// The mismatch.
     pub reason: String,
 }
 

@@ -39,7 +39,7 @@ use crate::{AxisSet, DType, Error, Graph, Literal, Mesh, Op, Origin, TensorType,
 /// ```
 ///
 /// # Errors
-/// The first error, usually an op whose operands do not fit.
+/// The first error, usually an op with operands that do not fit.
 pub fn trace(mesh: Mesh, f: impl FnOnce(&Tracer)) -> Result<Graph, Error> {
     let tracer = Tracer::new(mesh);
     f(&tracer);
@@ -117,8 +117,8 @@ impl Tracer {
         self.output_with(name, tensor, varying, None);
     }
 
-    /// The next value of the state leaf whose input has this name. It has the same dtype and dims,
-    /// varies over no other axes, and reuses the input's memory.
+    /// Outputs the next value of the state leaf with the input of this name. The value has the same
+    /// dtype and dims, varies over no other axes, and reuses the input's memory.
     #[track_caller]
     pub fn next_state(&self, name: &str, tensor: Tensor<'_>) {
         let found = {
@@ -169,7 +169,7 @@ impl Tracer {
         self.scalar(dtype, value).broadcast_in_dim(dims, &[])
     }
 
-    /// A tensor whose elements are their index along `dim`.
+    /// A tensor with the index along `dim` as its elements.
     #[track_caller]
     pub fn iota(&self, dtype: DType, dims: &[usize], dim: usize) -> Tensor<'_> {
         self.apply(Op::Iota { dtype, dims: dims.to_vec(), dim }, &[])
@@ -296,8 +296,8 @@ impl Tracer {
         types.iter().zip(is_free).enumerate().map(input).collect()
     }
 
-    /// Records the nodes of `graph` with these tensors as its inputs, whose types they must have.
-    /// Returns the graph's outputs.
+    /// Records the nodes of `graph` with these tensors in place of its inputs; they must have the
+    /// types of the inputs. Returns the graph's outputs.
     #[track_caller]
     pub fn inline<'g>(&'g self, graph: &Graph, inputs: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
         let poison = vec![self.poison(); graph.outputs().len()];

@@ -144,7 +144,7 @@ enum Kind {
     Alone,
 }
 
-/// The value whose bytes `value` has.
+/// The value that owns the bytes of `value`.
 fn source(graph: &Graph, mut value: ValueId) -> ValueId {
     while matches!(kind(&graph.node_of(value).op), Kind::View | Kind::Kept) {
         value = graph.node_of(value).operands[0];

@@ -63,7 +63,7 @@ pub enum VerifyError {
         node: usize,
         /// Its op.
         op: &'static str,
-        /// What is wrong.
+        /// The problem.
         message: String,
     },
 }

@@ -130,7 +130,8 @@ fn gathering_again_changes_no_value_however_blocks_are_run() {
 }
 
 /// Each block's parameters are gathered once for the forward and once for the backward pass, remat
-/// or not. The table is gathered for its first use and for its second, whose VJP uses it at once.
+/// or not. The table is gathered for its first use and for its second; the VJP of the second uses
+/// it at once.
 #[test]
 fn at_most_two_blocks_are_whole_at_a_time() {
     for run in [Run::Unrolled, Run::Remat] {

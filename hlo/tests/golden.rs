@@ -1,7 +1,7 @@
 //! StableHLO text of programs, compared with `snapshots/`.
 //!
 //! Plugins compile this text, compile caches are keyed by it, and `lockstep hlo` prints it, so
-//! changes must be visible in review. Source locations are left out and have a separate test. After
+//! changes must be visible in review. Source locations are omitted and have a separate test. After
 //! an intended change, run `INSTA_UPDATE=always cargo test -p lockstep-hlo --test golden` and read
 //! the diff.
 

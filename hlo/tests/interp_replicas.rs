@@ -257,7 +257,7 @@ fn collectives_and_loops_give_the_values_computed_by_hand() {
     }
 }
 
-/// With whole numbers, whose sums do not depend on the order.
+/// With whole numbers: their sums do not depend on the order.
 #[test]
 fn a_hierarchical_all_reduce_is_an_all_reduce_on_every_replica() {
     let grid = AxisSet::of(&[Data, Model]);

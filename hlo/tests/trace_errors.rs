@@ -326,7 +326,7 @@ fn invalid_calls_are_reported_with_op_reason_and_line() {
     }
 }
 
-/// A part of the message, and an invalid call, of which the second of two results is used.
+/// A part of the message, and an invalid call; the second of its two results is used.
 type Variadic = (&'static str, for<'t> fn(&'t Tracer) -> Tensor<'t>);
 
 fn twice(x: Tensor<'_>) -> Vec<Tensor<'_>> {

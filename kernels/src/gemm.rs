@@ -43,7 +43,7 @@ impl Scalar for f64 {
     }
 }
 
-/// A matrix whose element (i, j) is `data[i * row_stride + j * column_stride]`.
+/// A matrix with `data[i * row_stride + j * column_stride]` as element (i, j).
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a, T> {
     /// The elements, from the first.
@@ -455,7 +455,7 @@ mod tests {
 
     use super::*;
 
-    /// Small integers, whose products and sums are exact.
+    /// Small integers: their products and sums are exact.
     fn integers(len: usize, seed: usize) -> Vec<f64> {
         (0..len).map(|i| ((i * 7 + seed * 13) % 11) as f64 - 5.0).collect()
     }

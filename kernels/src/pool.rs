@@ -46,7 +46,7 @@ impl Pool<'static> {
 }
 
 impl<'h> Pool<'h> {
-    /// A pool of other threads, of which at most `num_helpers` help at once.
+    /// A pool of other threads; at most `num_helpers` of them help at once.
     pub fn of(helpers: &'h dyn Helpers, num_helpers: usize) -> Self {
         Self { num_helpers, helpers: OwnOr::Given(helpers) }
     }

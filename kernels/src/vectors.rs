@@ -7,9 +7,9 @@ use pulp::{Arch, Simd, WithSimd};
 
 /// Runs `task` compiled for the widest vectors of the processor.
 ///
-/// `task` and what it calls must be marked `#[inline(always)]`: a function of its own is compiled
-/// for the vectors that all processors have. For that reason `pulp::Arch` is not given closures
-/// itself, which it calls by `FnOnce::call_once`, a function of its own.
+/// `task` and all functions that it calls must be marked `#[inline(always)]`: a function that is
+/// not inlined is compiled for the vectors that all processors have. For that reason `pulp::Arch`
+/// is not given the closure itself: it would call `FnOnce::call_once`, which is such a function.
 pub fn vectorized(task: impl FnMut()) {
     struct Task<F>(F);
     impl<F: FnMut()> WithSimd for Task<F> {
@@ -28,7 +28,7 @@ pub trait Vectors: Copy {
     /// A vector of the instruction set `S`.
     type Vector<S: Simd>: Copy;
 
-    /// A vector whose elements are all `value`.
+    /// A vector with `value` in all elements.
     fn splat<S: Simd>(simd: S, value: Self) -> Self::Vector<S>;
 
     /// `a * b + c`, rounded once or twice, as the processor does faster.

@@ -3,7 +3,7 @@
 use kernels::{Convolution, Element, Pool};
 use proptest::prelude::*;
 
-/// Small integers, whose products and sums are exact.
+/// Small integers: their products and sums are exact.
 fn integers(len: usize, seed: usize) -> Vec<f64> {
     (0..len).map(|i| ((i * 7 + seed * 13) % 11) as f64 - 5.0).collect()
 }

@@ -47,7 +47,7 @@ pub enum EncoderPreset {
     Large,
 }
 
-/// What stands on top of the encoder.
+/// The head on top of the encoder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Head {
@@ -125,8 +125,8 @@ pub struct EncoderConfig {
         extend("minimum" = 0, "exclusiveMaximum" = 1, "depends" = "0.1; 0.2 for `distilbert`"),
     )]
     pub classifier_dropout: Option<f64>,
-    /// What stands on top: scores of classes, from the first position, or scores of the vocabulary
-    /// at each position.
+    /// The head: scores of classes, from the first position, or scores of the vocabulary at each
+    /// position.
     pub head: Head,
     /// Write the blocks as a loop. It compiles faster, but less communication overlaps with
     /// compute.
@@ -299,7 +299,7 @@ pub struct Encoder {
     pub attention_dropout: f64,
     /// Rate of dropout in the classifier.
     pub classifier_dropout: f64,
-    /// What stands on top.
+    /// The head.
     pub head: Head,
     /// Number of classes.
     pub num_classes: usize,

@@ -2,7 +2,7 @@
 //!
 //! A layer is a function of tensors and a [`Scope`], which provides its parameters. It does not
 //! know about replicas: the same code is correct on any number of them. The exception is
-//! [`layers::batch_norm`], whose groups of examples may span several replicas. A model computes the
+//! [`layers::batch_norm`]: its groups of examples may span several replicas. A model computes the
 //! [`Loss`] of a batch, which consists of sums, never means.
 
 use hlo::{DType, Tensor};
@@ -41,11 +41,11 @@ pub trait Model {
         None
     }
 
-    /// Checks, before tracing, that the model takes examples whose field `x` has this dtype and
-    /// these dims (without the batch dim), with labels of `num_classes` classes.
+    /// Checks, before tracing, that the model takes examples with this dtype and these dims
+    /// (without the batch dim) in the field `x`, and with labels of `num_classes` classes.
     ///
     /// # Errors
-    /// If it does not, with a description of what it takes.
+    /// If it does not, with a description of the examples that the model takes.
     fn check_example(
         &self,
         _dtype: DType,
@@ -56,22 +56,22 @@ pub trait Model {
     }
 }
 
-/// Why a model does not take the examples. `takes` describes what it takes.
+/// Why a model does not take the examples. `takes` describes the examples that it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misfit {
     /// Floats in place of tokens, or tokens in place of floats.
     Kind {
-        /// What it takes.
+        /// The inputs that it takes.
         takes: String,
     },
     /// Wrong dims.
     Dims {
-        /// What it takes.
+        /// The inputs that it takes.
         takes: String,
     },
     /// More classes than the model has.
     Classes {
-        /// What it takes.
+        /// The inputs that it takes.
         takes: String,
     },
 }

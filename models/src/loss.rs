@@ -31,7 +31,7 @@ impl<'g> Batch<'g> {
     }
 }
 
-/// What a model returns.
+/// The result of a model for a batch.
 #[derive(Clone, Debug)]
 pub struct Loss<'g> {
     /// Weighted sum of the losses: a scalar.
@@ -80,7 +80,7 @@ pub fn cross_entropy<'g>(
     smoothed_cross_entropy(logits_bc, labels_b, weight_b, 0.0)
 }
 
-/// [`cross_entropy`] against labels of which a share is spread evenly over all classes:
+/// [`cross_entropy`] against labels with a share spread evenly over all classes:
 ///
 /// `sum_i w_i * -((1 - smoothing) log p_i[label_i] + smoothing / c sum_c log p_i[c])` with
 /// `p_i = softmax(logits_i)`, as in PyTorch. Szegedy et al., "Rethinking the Inception architecture

@@ -1,5 +1,5 @@
-//! What the configuration of every kind of model answers: which model it builds, and which values
-//! its keys may have.
+//! The interface of the configurations of all kinds of models: the model that one builds, and the
+//! values that its keys may have.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -17,9 +17,9 @@ pub const MAX_LAYERS: usize = 1024;
 /// The largest width, context or vocabulary: a typing error should not ask for terabytes.
 pub const MAX_SIZE: usize = 1 << 20;
 
-/// What a configuration says about one kind of model: plain data, whose fields are the keys of
-/// `[model]`. Their schema has everything that a reader must know about a key: the documentation of
-/// the field, its range and default, and the extensions of [`ModelConfig::schema`].
+/// The configuration of one kind of model: plain data with the keys of `[model]` as fields. Their
+/// schema has everything that a reader must know about a key: the documentation of the field, its
+/// range and default, and the extensions of [`ModelConfig::schema`].
 ///
 /// [`ModelConfig::schema`]: crate::ModelConfig::schema
 pub trait Architecture: Serialize + DeserializeOwned + JsonSchema {
@@ -90,7 +90,7 @@ pub struct InvalidValue {
     pub key: &'static str,
     /// The value.
     pub found: String,
-    /// What is allowed instead.
+    /// The allowed values.
     pub allowed: String,
     /// Keys that decide what is allowed. If one of them is wrong itself, this value may be right.
     pub depends_on: &'static [&'static str],

@@ -1,4 +1,4 @@
-//! What a layer declares: parameters and running means.
+//! Declarations of layers: parameters and running means.
 
 use hlo::random::{GlobalSlice, Key};
 use hlo::{DType, LeafSpec, Tensor};

@@ -37,10 +37,10 @@ pub enum AttentionKernels {
     /// None.
     #[default]
     None,
-    /// Those of the process, in f32 and f64, for programs whose process has kernels
-    /// ([`hlo::HostCalls::kernels`]).
+    /// The kernels of the process, in f32 and f64, for programs that run where the process has
+    /// kernels ([`hlo::HostCalls::kernels`]).
     Host,
-    /// Those of cuDNN, in f16 and bf16, for the CUDA backend: heads of at most 128 columns, a
+    /// The kernels of cuDNN, in f16 and bf16, for the CUDA backend: heads of at most 128 columns, a
     /// multiple of 8, without padding and dropout.
     Cudnn,
 }
@@ -69,7 +69,7 @@ pub struct Scope<'g> {
     attention: AttentionKernels,
 }
 
-/// A [`ParamUse`] for a scope whose root is not the root of the tree of parameters.
+/// A [`ParamUse`] for a scope with its root below the root of the tree of parameters.
 #[derive(Clone)]
 pub(crate) struct UseBelow {
     at_use: Rc<dyn ParamUse>,
@@ -102,7 +102,7 @@ struct Shared<'g> {
 enum Source<'g> {
     /// Each becomes an input of the graph.
     Declare { varying: AxisSet },
-    /// They are given.
+    /// The parameters are given.
     Bind(Tree<Tensor<'g>>),
 }
 
@@ -150,8 +150,8 @@ impl<'g> Scope<'g> {
         }
     }
 
-    /// The same scope, whose layers call kernels for attention. The interpreter does not evaluate
-    /// them.
+    /// The same scope with layers that call kernels for attention. The interpreter does not
+    /// evaluate them.
     #[must_use]
     pub fn with_attention(self, attention: AttentionKernels) -> Self {
         Self { attention, ..self }
@@ -168,7 +168,7 @@ impl<'g> Scope<'g> {
         Self { param_use: Some(UseBelow { at_use, root: String::new() }), ..self }
     }
 
-    /// The [`ParamUse`] of this scope, for a separate scope whose root is here.
+    /// The [`ParamUse`] of this scope, for a separate scope with its root here.
     pub(crate) fn child_param_use(&self) -> Option<UseBelow> {
         let UseBelow { at_use, root } = self.param_use.as_ref()?;
         Some(UseBelow { at_use: at_use.clone(), root: join(root, &self.prefix) })

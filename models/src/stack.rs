@@ -111,8 +111,8 @@ struct Block<F> {
 }
 
 impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F> {
-    /// Traces one block to discover what it declares. An error in it is ignored here; running the
-    /// block reports it.
+    /// Traces one block to discover its parameters and state. An error in it is ignored here;
+    /// running the block reports it.
     #[track_caller]
     fn new(scope: &Scope<'_>, x: Tensor<'_>, given: &[Tensor<'_>], scan: bool, block: F) -> Self {
         let num_given = given.len();

@@ -75,7 +75,7 @@ fn graph(case: Case) -> Graph {
             t.output("dx", grad(y.reduce_sum(&[0, 1]), &[x])[0]);
         }
     });
-    // There are no collectives; it writes out what is differentiated by a rule of its own.
+    // There are no collectives; this writes out the ops with a gradient rule of their own.
     order_collectives(&graph.unwrap())
 }
 
@@ -138,8 +138,8 @@ fn what_cudnn_has_no_kernels_for_is_written_as_ops() {
     }
 }
 
-/// Of all pairs of positions those up to the query: 2 products forward; 5 backward, in which scores
-/// are computed again.
+/// The pairs of positions up to the query, among all pairs: 2 products forward; 5 backward, which
+/// computes scores again.
 #[test]
 fn calls_count_the_flops_of_the_pairs_that_are_computed() {
     let flops = |kernels| count(&graph(Case { kernels, ..PLAIN })).matmul_flops();

@@ -8,7 +8,7 @@ use models::{Batch, Loss, Model, Precision, Scope};
 
 const NUM_CLASSES: usize = 7;
 
-/// Evaluates what `f` makes of one example's scores, whose label is class 2.
+/// Evaluates `f` of the scores of one example with label 2.
 fn of_scores(
     scores: [f64; NUM_CLASSES],
     f: impl for<'g> Fn(Tensor<'g>, Tensor<'g>, Tensor<'g>) -> Loss<'g>,

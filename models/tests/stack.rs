@@ -42,7 +42,7 @@ fn run(graph: &Graph) -> Vec<Vec<Literal>> {
         .zip(0..)
         .map(|(input, leaf)| {
             let ty = graph.ty(input.value);
-            // What varies is another batch on each replica.
+            // Each replica has another batch.
             let seed = |replica: u32| {
                 if ty.varying.is_empty() { leaf } else { leaf + 100 * (replica + 1) }
             };

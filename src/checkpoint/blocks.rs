@@ -1,4 +1,4 @@
-//! Reading parts of a piece by whole blocks, whose checksums are compared.
+//! Reading parts of a piece by whole blocks, with a comparison of their checksums.
 
 use std::ops::Range;
 
@@ -154,7 +154,7 @@ mod tests {
         }
     }
 
-    /// A piece of 45 bytes after a header of 3, in blocks of 8 of which two are read at a time.
+    /// A piece of 45 bytes after a header of 3, in blocks of 8; two blocks are read at a time.
     #[test]
     fn the_touched_blocks_are_read_once_and_compared() {
         let run = |from, to, len| ContiguousRun { from, to, len };

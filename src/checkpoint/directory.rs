@@ -14,9 +14,9 @@ use super::{
     Checkpoint, Disk, Error, HostLeaf, LocalDisk, Location, Manifest, OtherProcesses, RunRecord,
 };
 
-/// What the names of checkpoints begin with.
+/// Prefix of the names of checkpoints.
 const PREFIX: &str = "step_";
-/// What the names of directories begin with that are not checkpoints yet, or no longer.
+/// Prefix of the names of directories that are not checkpoints yet, or no longer.
 const UNFINISHED: &str = ".unfinished.";
 
 pub(super) fn step_name(step: u64) -> String {
@@ -81,8 +81,8 @@ pub(super) trait Claim: fmt::Debug + Send + Sync {
 
 impl CheckpointDir {
     /// Creates the directory if needed, locks it, and removes what a killed process has left
-    /// unfinished. In an object store, it is taken from a process that has claimed it before, whose
-    /// next save then fails.
+    /// unfinished. In an object store, the directory is taken from a process that has claimed it
+    /// before; the next save of that process then fails.
     ///
     /// # Errors
     /// A place that cannot be written, or a directory that another process writes into.
@@ -104,13 +104,13 @@ impl CheckpointDir {
     /// of the same step is replaced.
     ///
     /// # Errors
-    /// What could not be written, or in an object store, that another process has claimed the
+    /// A file that cannot be written, or in an object store, another process that has claimed the
     /// place.
     pub fn save(&self, leaves: &[HostLeaf], run: RunRecord) -> Result<Location, Error> {
         self.save_together(leaves, run, &NoOthers)
     }
 
-    /// [`Self::save`] with the other processes of the run, each of which writes a shard.
+    /// [`Self::save`] with the other processes of the run; each process writes a shard.
     ///
     /// # Errors
     /// As [`Self::save`], for any of them.
@@ -144,10 +144,10 @@ impl CheckpointDir {
         Ok(found)
     }
 
-    /// What has the name of a checkpoint, but no manifest, oldest first. In a directory it has lost
-    /// it: a save that has not ended, and a checkpoint that is being removed, have other names. In
-    /// an object store it is also what is left of a save that was cut off, or one that is in
-    /// progress.
+    /// Entries with the name of a checkpoint but without a manifest, oldest first. In a directory,
+    /// such an entry has lost its manifest: a save that has not ended, and a checkpoint that is
+    /// being removed, have other names. In an object store it may also be a save that was cut off,
+    /// or one that is in progress.
     ///
     /// # Errors
     /// A place that cannot be read.
@@ -184,7 +184,7 @@ impl CheckpointDir {
     /// those steps again. Returns how many there were.
     ///
     /// # Errors
-    /// What could not be removed.
+    /// A file that cannot be removed.
     pub fn remove_after(&self, step: u64) -> Result<usize, Error> {
         let mut later = Self::list(&self.location)?;
         later.retain(|checkpoint| checkpoint.step > step);
@@ -200,7 +200,7 @@ impl CheckpointDir {
     /// `is_kept` is `true`.
     ///
     /// # Errors
-    /// What could not be removed.
+    /// A file that cannot be removed.
     pub fn retain(&self, keep: usize, is_kept: impl Fn(u64) -> bool) -> Result<(), Error> {
         let all = Self::list(&self.location)?;
         let old = all.len().saturating_sub(keep);

@@ -11,22 +11,22 @@ pub enum Error {
     /// A file operation failed.
     #[error("cannot {verb} {path}: {source}")]
     Io {
-        /// What was attempted: `write`, `read`.
+        /// The attempt: `write`, `read`.
         verb: &'static str,
         /// The file or directory.
         path: Location,
         /// Why not.
         source: io::Error,
     },
-    /// There is no manifest.
+    /// A checkpoint without a manifest.
     #[error("{path} is not a checkpoint: it has no manifest.json{hint}")]
     NotACheckpoint {
         /// The directory.
         path: Location,
-        /// What may help; begins with a separator, or empty.
+        /// A hint for the user; begins with a separator, or is empty.
         hint: &'static str,
     },
-    /// A checkpoint whose manifest is gone.
+    /// A checkpoint without its manifest.
     #[error(
         "the checkpoint {path} is damaged: it has no manifest.json, which a save writes last, \
          before the directory gets its name; bring the file back, or remove the directory: then \
@@ -54,15 +54,15 @@ pub enum Error {
     Damaged {
         /// The directory.
         path: Location,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
-    /// It does not fit what is to be restored.
+    /// A checkpoint that does not fit the state to restore.
     #[error("the checkpoint {path} does not fit: {reason}")]
     Misfit {
         /// The directory.
         path: Location,
-        /// What does not fit.
+        /// The mismatch.
         reason: String,
     },
     /// Another process uses the directory.
@@ -90,7 +90,7 @@ pub enum Error {
         /// The URL.
         path: Location,
     },
-    /// It holds the checkpoints of another run.
+    /// A directory with the checkpoints of another run.
     #[error(
         "{path} holds checkpoints of another run (the newest is {newest}); continue that run with \
          --resume, or choose another checkpoint.dir"

@@ -59,7 +59,7 @@ pub struct RunRecord {
     /// The data. Earlier versions did not record them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataRecord>,
-    /// What the run has come to so far: losses, evaluations.
+    /// The progress of the run so far: losses, evaluations.
     pub progress: Value,
     /// Hexadecimal hash of everything that the compiled step depends on: an equal one computes the
     /// same bits.
@@ -129,7 +129,8 @@ pub struct LeafRecord {
     pub dims: Vec<usize>,
     /// For each dim, the mesh axes that it was cut over.
     pub sharding: Vec<Vec<String>>,
-    /// Leading dims that count equal blocks, whose indices stand for the `*`s in the path.
+    /// Number of leading dims that count equal blocks. The indices of the blocks stand for the `*`s
+    /// in the path.
     pub num_stacked: usize,
     /// The pieces that it was saved in. They cover it, and none overlap.
     pub pieces: Vec<PieceRecord>,

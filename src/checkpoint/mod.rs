@@ -40,7 +40,7 @@ pub use write::{safetensors_dtype, save};
 pub struct HostLeaf {
     /// Its path in the state.
     pub path: String,
-    /// What it is as a whole.
+    /// The specification of the whole leaf.
     pub spec: LeafSpec,
     /// Pieces that cover what this process holds, each once.
     pub pieces: Vec<HostPiece>,

@@ -1,5 +1,4 @@
-//! What stands for the module `objects` in a program that was built without object stores: every
-//! use is an error.
+//! The module `objects` of a program that was built without object stores: every use is an error.
 
 use std::io;
 

@@ -18,7 +18,7 @@ use super::{
     RunRecord, SourceFile,
 };
 
-/// A checkpoint whose manifest and files have been checked. Values are checked when they are read.
+/// A checkpoint with a checked manifest and checked files. Values are checked when they are read.
 #[derive(Debug)]
 pub struct Checkpoint {
     location: Location,
@@ -105,9 +105,9 @@ impl Checkpoint {
         self.read(path, spec, &vec![0; spec.dims.len()], &spec.dims)
     }
 
-    /// Reads the rectangle of these `dims` whose first element is at `start` of the leaf `path`,
-    /// which this run declares as `spec`. It may have been saved in any pieces, as rows of a stack
-    /// or as a stack of rows. Only the blocks that hold its bytes are read, each once.
+    /// Reads from the leaf `path`, which this run declares as `spec`, the rectangle of these `dims`
+    /// that starts at `start`. The leaf may have been saved in any pieces, as rows of a stack or as
+    /// a stack of rows. Only the blocks that hold its bytes are read, each once.
     ///
     /// # Errors
     /// A leaf that was not saved or has another dtype or other dims, a rectangle that is not in it,
@@ -267,7 +267,7 @@ fn has_lost_manifest(location: &Location) -> bool {
     is_dir && step_of(location.name()).is_some()
 }
 
-/// What may help if a place has no manifest.
+/// A hint for the user if a place has no manifest.
 fn hint(location: &Location) -> &'static str {
     match location {
         Location::Path(path) if path.to_string_lossy().contains("://") => {

@@ -67,8 +67,8 @@ pub fn regions(
     Ok(found)
 }
 
-/// What the regions have in common with a piece of their leaf, in bytes, sorted by where it is
-/// read.
+/// The overlap of the regions with a piece of their leaf, in bytes, sorted by the position in the
+/// piece.
 pub fn runs_in(
     piece: &PieceRecord,
     regions: &[SavedRegion],

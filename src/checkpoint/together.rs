@@ -43,7 +43,7 @@ pub trait OtherProcesses {
     fn wait(&self) -> Result<Vec<SavedShard>, Error>;
 }
 
-/// There are no others.
+/// A run of one process.
 pub(super) struct NoOthers;
 
 impl OtherProcesses for NoOthers {
@@ -60,8 +60,8 @@ impl ShardPlace {
     /// Writes the shard of process `process_index`, not the first one.
     ///
     /// # Errors
-    /// What could not be written; also if the directory is not the one that the first process has
-    /// made.
+    /// A file that cannot be written; also if the directory is not the one that the first process
+    /// has made.
     pub fn save(&self, leaves: &[HostLeaf], process_index: usize) -> Result<SavedShard, Error> {
         match Location::from(Path::new(&self.location)) {
             Location::Path(dir) => {

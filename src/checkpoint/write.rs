@@ -22,12 +22,12 @@ pub(super) fn shard_name(process_index: usize) -> String {
     format!("shard_{process_index:05}.safetensors")
 }
 
-/// Writes `DIR/step_00000500` and returns its path. It appears when everything is on the disk; a
-/// save that fails or is killed leaves at most a directory whose name begins with a dot, which the
-/// next run removes. An earlier checkpoint of the same step is replaced.
+/// Writes `DIR/step_00000500` and returns its path. The directory appears when everything is on the
+/// disk; a save that fails or is killed leaves at most a directory with a dot in front of its name,
+/// which the next run removes. An earlier checkpoint of the same step is replaced.
 ///
 /// # Errors
-/// What could not be written.
+/// A file that cannot be written.
 pub fn save<D: Disk>(
     disk: &D,
     dir: &Path,
@@ -40,7 +40,7 @@ pub fn save<D: Disk>(
 /// [`save`] with the other processes of the run.
 ///
 /// # Errors
-/// What could not be written, by any of them.
+/// A file that one of them cannot write.
 pub(super) fn save_together<D: Disk>(
     disk: &D,
     dir: &Path,

@@ -24,7 +24,7 @@ pub struct Args {
     pub log: LogArgs,
 }
 
-/// What the program says of its work on stderr.
+/// The program's messages about its work on stderr.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Messages")]
 pub struct LogArgs {
@@ -281,7 +281,7 @@ pub struct LaunchArgs {
     /// Seconds within which all supervisors must have started, or have come back after a failure
     #[arg(long, value_name = "SECS", default_value_t = 300.0)]
     pub start_within_secs: f64,
-    /// What each process runs: train CONFIG ...
+    /// The command of each process: train CONFIG ...
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
@@ -341,7 +341,7 @@ pub struct ScheduleArgs {
     /// Compare the recipe with a published one; `lockstep recipes` lists them
     #[arg(long, value_name = "NAME", conflicts_with_all = ["csv", "plot", "replicas", "check"])]
     pub against: Option<String>,
-    /// Describe a rule of --check: what it looks for, its limits, its source
+    /// Describe a rule of --check: its purpose, its limits, its source
     #[arg(long, value_name = "RULE", exclusive = true)]
     pub explain: Option<String>,
     /// Print every step, what --check finds, or the comparison, as one line of JSON
@@ -469,8 +469,8 @@ pub enum PluginCommand {
     },
 }
 
-/// The commands of `checkpoint`. DIR is a checkpoint, a directory of checkpoints, of which the
-/// newest is used, or the --out of a run.
+/// The commands of `checkpoint`. DIR is a checkpoint, a directory of checkpoints, or the --out of a
+/// run.
 #[derive(Debug, Subcommand)]
 pub enum CheckpointCommand {
     /// List the checkpoints in a directory
@@ -484,7 +484,7 @@ pub enum CheckpointCommand {
     },
     /// Print steps, mesh, leaves with their shardings, and configuration
     Inspect {
-        /// A checkpoint, or a directory or the --out of a run, whose newest one is meant
+        /// A checkpoint, or the newest one in a directory or in the --out of a run
         #[arg(value_parser = path())]
         dir: PathBuf,
         /// Print the manifest as one line of JSON
@@ -493,13 +493,13 @@ pub enum CheckpointCommand {
     },
     /// Read everything and compare all checksums; exit with 1 if something is damaged
     Verify {
-        /// A checkpoint, or a directory or the --out of a run, of which all are checked
+        /// A checkpoint, or all checkpoints in a directory or in the --out of a run
         #[arg(value_parser = path())]
         dir: PathBuf,
     },
     /// Compare two checkpoints leaf by leaf; exit with 1 if they differ
     Diff {
-        /// A checkpoint, or a directory or the --out of a run, whose newest one is meant
+        /// A checkpoint, or the newest one in a directory or in the --out of a run
         #[arg(value_parser = path())]
         a: PathBuf,
         /// The other
@@ -538,7 +538,7 @@ pub struct CompileArgs {
 /// `checkpoint export`.
 #[derive(Debug, clap::Args)]
 pub struct ExportArgs {
-    /// A checkpoint, a directory whose newest one is meant, or the --out of a run
+    /// A checkpoint, the newest one in a directory, or the --out of a run
     #[arg(value_parser = path())]
     pub dir: PathBuf,
     /// The file to write; a folder with --format huggingface
@@ -555,7 +555,7 @@ pub struct ExportArgs {
     pub max_file_bytes: NonZeroUsize,
 }
 
-/// What `checkpoint export` writes.
+/// The formats of `checkpoint export`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum ExportFormat {
     /// One safetensors file with the model's own names, as `train` writes at its end

@@ -37,7 +37,7 @@ pub fn run(args: &BenchArgs, started: Instant) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command that runs steps whose ops are timed.
+/// The command that runs steps with timed ops.
 fn worker(config: &ConfigArgs, mesh: Mesh) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("time-ops").arg(&config.config);

@@ -130,7 +130,7 @@ fn follow_supervisor() -> Result<bool> {
     let Some(supervisor) = variable_as::<i32>(variable::SUPERVISOR)? else { return Ok(false) };
     set_parent_process_death_signal(Some(Signal::KILL))
         .context("cannot ask for a signal when the supervisor ends")?;
-    // It may have ended before.
+    // The supervisor may have ended before.
     if getppid() != Pid::from_raw(supervisor) {
         bail!("the supervisor that started this process has ended");
     }

@@ -66,7 +66,7 @@ pub(super) fn check_advice(
     while let Some(suggestion) = next.filter(|_| checked.len() < MAX_CHECKS) {
         let (sets, all) = (suggestion.sets.clone(), suggestion.all_sets());
         say(&format!("compiling with {} to check that it fits", all.join(" ")));
-        // What is advised may not divide; then it stays an estimate.
+        // The advice may not divide the batch; then it stays an estimate.
         let Ok(step) = TargetStep::new(config, &all, target, target.num_devices()) else { break };
         let report = step.compile(target, None)?;
         let peak_bytes = report.memory.peak_bytes;
@@ -82,7 +82,7 @@ pub(super) fn check_advice(
     Ok(())
 }
 
-/// Settings, of which `later` replace those of the same key.
+/// `sets` and `later`, which replaces settings of the same key.
 fn with(sets: &[String], later: &[String]) -> Vec<String> {
     let key = |set: &str| set.split_once('=').map_or(set, |(key, _)| key).to_owned();
     let is_replaced = |set: &&String| later.iter().any(|other| key(other) == key(set));
@@ -183,7 +183,7 @@ impl TargetStep {
         })
     }
 
-    /// What can be changed about it.
+    /// The settings that can be changed to make it fit.
     ///
     /// # Errors
     /// A step that does not trace.
@@ -210,7 +210,8 @@ impl TargetStep {
         }
     }
 
-    /// Compiles it for the target. With `dump`, that directory gets the program and what it became.
+    /// Compiles it for the target. With `dump`, that directory gets the program and its compiled
+    /// forms.
     ///
     /// # Errors
     /// A step that does not trace, and the compiler's.

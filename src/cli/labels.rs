@@ -12,8 +12,8 @@ use crate::train::params_file::{SavedClasses, saved_classes};
 /// `model.from`, if its names are those of the data. Returns warnings.
 ///
 /// # Errors
-/// A model whose head has another number of classes, or other kinds of labels; and files that
-/// cannot be read.
+/// A model with another number of classes in its head, or other kinds of labels; files that cannot
+/// be read.
 pub(super) fn settle(config: &mut Config, init: Option<&Path>) -> Result<Vec<String>> {
     let folder = config.model.folder().filter(|folder| folder.exists());
     let Some(path) = init.or(folder).map(Path::to_owned) else { return Ok(vec![]) };

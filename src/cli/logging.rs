@@ -1,4 +1,4 @@
-//! What the program says about its work, on stderr: messages, and events and spans of `tracing`, of
+//! The program's output about its work, on stderr: messages, and events and spans of `tracing`, of
 //! this program and of its libraries.
 
 use std::env;

@@ -56,7 +56,7 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
     }
 }
 
-/// What the arguments assume besides the target.
+/// The assumptions in the arguments besides the target.
 fn scenario(args: &PlanArgs) -> Scenario {
     let failures = args.mtbf.map(|hours| Failures {
         device_mtbf_secs: 3600.0 * hours,
@@ -69,8 +69,8 @@ fn scenario(args: &PlanArgs) -> Scenario {
 /// A curve's name, and its value in a row.
 type Column<T> = (&'static str, fn(&T) -> f64);
 
-/// What a step of the configuration `source` is made of by the number of devices, and below it an
-/// all_reduce on all of them by its bytes: the lowest curve is the algorithm that wins.
+/// The parts of a step of the configuration `source` by the number of devices, and below them an
+/// all_reduce on all devices by its bytes: the lowest curve is the algorithm that wins.
 fn plot(file: OutputFile<'_>, source: &Path, plan: &ScalingPrediction) -> Result<()> {
     let of_step: [Column<Row>; 4] = [
         ("whole step", |row| row.step_ms),

@@ -70,14 +70,14 @@ pub fn watch(stop: &Stop) -> io::Result<Received> {
     let mut signals = Signals::new(watched.iter().map(|(signal, _)| signal))?;
     let (stop, first) = (stop.clone(), received.clone());
     let answer = move || {
-        // One that came while the handlers were being set up has left its number. A second one ends
-        // the process and does not come here.
+        // A signal that came while the handlers were being set up has left its number. A second
+        // signal ends the process and does not come here.
         let signal = match first.load(Ordering::Relaxed) {
             0 => signals.forever().next(),
             signal => i32::try_from(signal).ok(),
         };
         let Some(signal) = signal else { return };
-        // One that came between two of the handlers has not done so itself.
+        // A signal that came between two of the handlers has not requested the stop itself.
         stop.request();
         let name = watched.iter().find(|(watched, _)| *watched == signal).map_or("", |w| w.1);
         let when = if stop.has_begun() { "after this step" } else { "before the first step" };

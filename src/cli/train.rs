@@ -51,7 +51,7 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     };
     let printed = line.filter(|_| is_first).map_or(Ok(()), |line| print_line(&line));
     match failure {
-        // It matters more than a reader that has gone away.
+        // The failure matters more than a reader that has gone away.
         Some(failure) => Err(failure.into()),
         None if printed.is_err() => printed.map(|()| ExitCode::SUCCESS),
         None if summary.status == Status::Interrupted => Ok(received.exit_code().into()),
@@ -77,7 +77,8 @@ fn is_one_terminal() -> bool {
         && device(&stdout).is_some_and(|out| device(&stderr) == Some(out))
 }
 
-/// What a run came to. An evaluation that was not made at its end says after which step it was.
+/// The result of a run in a line. If the last evaluation was not at the end of the run, the line
+/// says after which step it was.
 fn in_a_line(summary: &Summary) -> Option<String> {
     let Summary { status, steps, planned_steps, .. } = summary;
     let accuracy = summary.eval_accuracy.map_or(String::new(), |a| format!("accuracy {a:.4}, "));

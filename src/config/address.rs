@@ -30,8 +30,7 @@ impl HostPort {
         (port > 0).then_some(Self { host, port })
     }
 
-    /// The host of a text whose port, if it has one, is of no interest: `node1`, `node1:80`,
-    /// `[fd00::1]:80`, `fd00::1`.
+    /// The host in a text with or without a port: `node1`, `node1:80`, `[fd00::1]:80`, `fd00::1`.
     pub fn host_of(text: &str) -> Option<&str> {
         host(text).or_else(|| Some(split(text)?.0))
     }
@@ -97,7 +96,7 @@ fn is_name(text: &str) -> bool {
             && !label.starts_with('-')
     };
     let labels: Vec<&str> = name.split('.').collect();
-    // What has dots and only numbers is meant to be an address.
+    // A text of dots and numbers only is meant to be an address.
     let is_number = |label: &&str| label.bytes().all(|byte| byte.is_ascii_digit());
     let is_address = labels.len() > 1 && labels.iter().all(is_number);
     name.len() <= MAX_NAME

@@ -78,7 +78,7 @@ impl BatchSplit {
         self.microbatch
     }
 
-    /// Microbatches whose gradients are summed.
+    /// Number of microbatches; their gradients are summed.
     pub fn num_microbatches(&self) -> usize {
         self.num_microbatches
     }
@@ -136,7 +136,7 @@ impl fmt::Display for BatchSplit {
 /// A batch that cannot be divided as configured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// It does not divide.
+    /// The batch does not divide.
     #[error(
         "train.{key} = {size} does not divide over {}{}; the nearest that would: {}{above}",
         if *num_microbatches == 1 { String::new() } else { format!("{num_microbatches} \

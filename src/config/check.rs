@@ -1,4 +1,4 @@
-//! `[check]`: what `lockstep schedule --check` leaves out.
+//! `[check]`: rules that `lockstep schedule --check` ignores.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ use super::keys::{Reader, Section};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
 #[serde(default)]
 pub struct CheckConfig {
-    /// Rules whose findings are left out, each with the reason: `ignore = { rate-too-low =
-    /// "distillation" }`. `lockstep schedule --explain RULE` describes a rule.
+    /// Rules to ignore, each with the reason: `ignore = { rate-too-low = "distillation" }`.
+    /// `lockstep schedule --explain RULE` describes a rule.
     #[serde(rename = "ignore")]
     #[schemars(extend("values" = "table of reasons by rule"))]
     pub ignored_rules: BTreeMap<String, String>,
@@ -23,7 +23,7 @@ pub struct CheckConfig {
 impl Section for CheckConfig {
     const NAME: &'static str = "check";
     const ABOUT: &str = "\
-        What `lockstep schedule --check` leaves out. Training does not use it.";
+        Rules that `lockstep schedule --check` ignores. Training does not use this section.";
 
     fn keys(_choice: &str) -> Vec<KeyInfo> {
         KeyInfo::shared::<Self>(OnResume::Warn)

@@ -97,8 +97,8 @@ pub struct TextConfig {
 #[serde(default)]
 pub struct TokensConfig {
     /// The file: little-endian integers without a header. `train` reads all of it once, to find ids
-    /// beyond the vocabulary and tokens of another width before the first step; what it finds in a
-    /// file of 16 MiB or more is kept in the cache directory until the file changes. Files of other
+    /// beyond the vocabulary and tokens of another width before the first step; for a file of 16
+    /// MiB or more the result is kept in the cache directory until the file changes. Files of other
     /// formats, such as those of llm.c and NumPy, are recognized and refused.
     #[schemars(extend("values" = "path", "required" = true, "resume" = "place"))]
     pub path: PathBuf,

@@ -79,8 +79,9 @@ pub enum PluginOption {
 /// The share of a GPU's memory that its plugin may use, and allocates at the start.
 const MEMORY_FRACTION: &str = "memory_fraction";
 
-/// With this option the CUDA plugin takes one host's GPUs for those of many, of which these options
-/// say how many: for measurements of a large program's step on few GPUs.
+/// With this option the CUDA plugin takes one host's GPUs for those of many hosts, and
+/// `MOCK_OPTIONS` say for how many hosts, and which one this is: for measurements of a large
+/// program's step on few GPUs.
 const MOCK_NCCL: &str = "enable_mock_nccl";
 const MOCK_OPTIONS: [&str; 2] = ["node_id", "num_nodes"];
 

@@ -33,7 +33,7 @@ pub struct Complaint {
     pub place: Place,
     /// `section.key`; empty if the problem is not with a key.
     pub key: String,
-    /// What is wrong.
+    /// The problem.
     pub problem: Problem,
 }
 
@@ -97,7 +97,7 @@ fn listed(complaints: &[Complaint]) -> String {
     text
 }
 
-/// What is wrong with one key.
+/// The problem with one key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// No such key.
@@ -123,13 +123,13 @@ pub enum Problem {
     Value {
         /// The value.
         found: String,
-        /// What is allowed.
+        /// The allowed values.
         allowed: String,
     },
     /// A required key is missing.
     #[error("missing; allowed: {allowed}")]
     Missing {
-        /// What is allowed.
+        /// The allowed values.
         allowed: String,
     },
     /// Two keys that exclude each other.
@@ -185,9 +185,9 @@ impl KeyError {
 
 /// The errors of a section, or of all sections.
 ///
-/// Each key is reported once: reading continues with a default or a substitute for a wrong value,
-/// whose own errors are meaningless. A check that involves several keys asks [`Self::none_of`]
-/// first.
+/// Each key is reported once: reading continues with a default or a substitute for a wrong value.
+/// Errors about a substitute would be meaningless, so a check that involves several keys asks
+/// [`Self::none_of`] first.
 #[derive(Debug, Default)]
 pub(super) struct KeyErrors(Vec<KeyError>);
 

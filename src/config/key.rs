@@ -4,14 +4,14 @@
 //! The documentation of the field is that of the key. Attributes say the rest:
 //!
 //! - `#[default(..)]`: its default, if it is not that of its type
-//! - `#[schemars(range(min = .., max = ..))]`: the numbers that it takes, or that its list takes;
+//! - `#[schemars(range(min = .., max = ..))]`: the accepted numbers, or those of its list;
 //!   `"exclusiveMinimum"` and `"exclusiveMaximum"` are extensions
 //! - `#[schemars(extend(..))]`, with any of
-//!   - `"values"`: what it takes, in words, if type and range do not say it
+//!   - `"values"`: the accepted values in words, if type and range do not describe them
 //!   - `"unit"`
 //!   - `"required" = true`: it has no default
-//!   - `"absent"`: what holds if it is not set
-//!   - `"depends"`: its default, in words, if other keys decide it
+//!   - `"absent"`: the meaning of leaving it unset
+//!   - `"depends"`: its default in words, if it follows from other keys
 //!   - `"resume"`: an [`OnResume`], if it is not that of its section
 
 use std::fmt;
@@ -32,7 +32,7 @@ pub(super) const AUTO_PATTERN: &str = "^auto$";
 /// `values` of a number that must not round to 0 or infinity as f32.
 pub(super) const POSITIVE_F32: &str = "number, 1.2e-38 to 3.4e38";
 
-/// What the schema of a key may have.
+/// The attributes that the schema of a key may have.
 const ATTRIBUTES: &[&str] = &[
     "absent",
     "additionalProperties",
@@ -90,7 +90,7 @@ pub(super) enum Kind {
 /// The numbers that a key takes, or that each element of its list is.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum KeyLimits {
-    /// It takes no numbers, or any.
+    /// The key takes no numbers, or any number.
     None,
     Integer(Range),
     Number(Bound<f64>, Bound<f64>),
@@ -99,7 +99,7 @@ pub(super) enum KeyLimits {
 /// The default of a key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Fallback {
-    /// It must be set.
+    /// The key must be set.
     Required,
     /// This value.
     Value(toml::Value),
@@ -109,14 +109,14 @@ pub(super) enum Fallback {
     Depends(String),
 }
 
-/// What another value of a key means for a run that is resumed.
+/// The meaning of a changed key for a run that is resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnResume {
     /// `same`: the same run, run in another way.
     Same,
     /// `batch`: the size of the batch, in one of two ways.
     Batch,
-    /// `length`: a longer or shorter run, whose rates may differ.
+    /// `length`: a longer or shorter run, so its rates may differ.
     Length,
     /// `place`: where the data are; the same run if they are the same data.
     Place,
@@ -177,7 +177,7 @@ impl KeyInfo {
         }
     }
 
-    /// What is allowed, in words, for an error; `None` if nothing says which numbers are.
+    /// The allowed values in words, for an error; `None` if the schema has no limits.
     pub fn allowed(&self) -> Option<String> {
         let numbers = self.limits.in_words()?;
         Some(match self.kind {
@@ -213,7 +213,7 @@ impl KeyInfo {
     }
 }
 
-/// Of schemas without references.
+/// A generator of schemas without references.
 pub(super) fn generator() -> SchemaGenerator {
     let mut settings = SchemaSettings::default();
     settings.inline_subschemas = true;

@@ -1,4 +1,4 @@
-//! Reading sections, whose fields declare their keys: the reader, `--set`, the suggestions and the
+//! Reading sections. Their fields declare their keys: the reader, `--set`, the suggestions and the
 //! reference know a field as soon as it is in its struct.
 
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ pub(super) trait Section: Sized {
     const ABOUT: &'static str;
     /// The key that selects what the section has, in sections that have one.
     const TAG: Option<Tag> = None;
-    /// Pairs of which only one side may be set.
+    /// Pairs of keys that exclude each other.
     const EXCLUSIVE: &'static [Exclusive] = &[];
 
     /// The keys for a choice, without the tag, in the order in which they are shown.
@@ -373,7 +373,7 @@ fn unexpected(value: &Value) -> Unexpected<'_> {
     }
 }
 
-/// Declares an enum whose variant is selected by a tag key: one line per variant, with the struct
+/// Declares an enum with a tag key that selects the variant: one line per variant, with the struct
 /// of its keys. It serializes as the keys of that struct and the tag.
 macro_rules! choices {
     ($(#[$meta:meta])* pub enum $Enum:ident by $tag:literal {

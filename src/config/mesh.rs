@@ -54,7 +54,7 @@ impl MeshConfig {
         }
     }
 
-    /// The mesh of a number of devices, all of which `"auto"` takes.
+    /// The mesh on this many devices; `"auto"` uses all of them.
     ///
     /// # Errors
     /// Devices that do not divide over the other axis.
@@ -71,8 +71,8 @@ impl MeshConfig {
         Ok(self.on_virtual_devices(num_devices))
     }
 
-    /// The mesh of virtual devices, of which there are as many as asked for: `"auto"` is as many as
-    /// keeps the replicas within `num_cores`, and at least 1.
+    /// The mesh on virtual devices. There are as many of these as are asked for, so `"auto"` is the
+    /// largest size that keeps the replicas within `num_cores`, and at least 1.
     pub fn on_virtual_devices(&self, num_cores: usize) -> Mesh {
         let rest = |size: usize| (num_cores / size.max(1)).max(1);
         let (data, fsdp) = match (self.data, self.fsdp) {
@@ -132,7 +132,7 @@ mod tests {
         let error = on_eight(Auto, Value(3)).unwrap_err().to_string();
         assert!(error.contains("mesh.data = \"auto\" cannot divide 8 devices"), "{error}");
         assert!(on_eight(Value(3), Auto).unwrap_err().to_string().contains("mesh.data = 3"));
-        // One more than there are: what opens the devices says so.
+        // More replicas than devices: the error comes when the devices are opened.
         assert_eq!(on_eight(Auto, Value(16)), Ok((1, 16)));
         // Virtual devices need not be as many as the cores.
         assert_eq!(sizes(mesh(Auto, Value(4)).on_virtual_devices(6)), (1, 4));

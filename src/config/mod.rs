@@ -199,13 +199,13 @@ impl Config {
         Self::parse(&text, path, sets)
     }
 
-    /// [`Self::parse`] of the configuration of a run whose model is only evaluated, so that `sets`
-    /// may ask for any mesh, whatever the run's batch and stage of ZeRO were.
+    /// [`Self::parse`] of a run's configuration for evaluating its model only: `sets` may ask for
+    /// any mesh, even if the run's batch or stage of ZeRO does not allow it.
     ///
     /// # Errors
     /// As [`Self::load`].
     pub fn parse_for_evaluation(text: &str, path: &Path, sets: &[String]) -> Result<Self, Error> {
-        // What is not TOML has its error there.
+        // A text that is not TOML gets its error there.
         let Ok(mut keys) = text.parse::<toml::Table>() else {
             return Self::parse(text, path, sets);
         };
@@ -368,7 +368,7 @@ impl Config {
         }
     }
 
-    /// The global batch, split over `num_batch_shards` replicas.
+    /// The global batch, split into `num_batch_shards` shards.
     ///
     /// # Errors
     /// As [`BatchSplit::new`].
@@ -376,7 +376,8 @@ impl Config {
         BatchSplit::new(self.train.batch, self.train.num_microbatches, num_batch_shards)
     }
 
-    /// Examples of one step over all replicas, `num_batch_shards` of which have different ones.
+    /// Number of examples in one step over all replicas, which are split into `num_batch_shards`
+    /// shards.
     ///
     /// # Errors
     /// As [`BatchSplit::new`], where the number of batch shards makes the batch.
@@ -535,8 +536,8 @@ pub fn known_keys() -> Vec<String> {
     SECTIONS.into_iter().flat_map(of_section).collect()
 }
 
-/// What another value of a key, `section.key` or below it, means for a run that is resumed. One
-/// that no section has is that of another run.
+/// The meaning of a changed key, `section.key` or below it, for a run that is resumed. One that no
+/// section has is that of another run.
 ///
 /// ```
 /// use lockstep::config::{OnResume, on_resume};

@@ -220,7 +220,8 @@ impl Section for OptimizerConfig {
         rule.check(&mut reader.errors);
         let config = Self { rule, ..reader.keys()? };
         for (pattern, factor) in config.lr_factors.iter() {
-            // What a rate of 0 means is said more clearly, and costs less, with `freeze`.
+            // `freeze` says more clearly than a rate of 0 that a parameter is not trained, and
+            // costs less.
             let found = format!("{pattern:?} = {factor}");
             let allowed =
                 "numbers above 0, at most 1e6; optimizer.freeze names what is not trained";

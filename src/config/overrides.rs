@@ -6,7 +6,7 @@ use toml::{Table, Value};
 use super::error::{KeyError, Problem, nearest};
 use super::keys::SectionInfo;
 
-/// What an argument that takes a key back begins with; the key follows. Other arguments are
+/// Prefix of an argument that takes a key back; the key follows. Other arguments are
 /// `section.key=value`.
 pub const UNSET: &str = "--unset ";
 
@@ -99,7 +99,8 @@ pub(super) fn apply(
     let mut problems = vec![];
     for set in overrides {
         let Some(value) = &set.value else {
-            // One that another argument has cleared, or taken back, is what was asked for.
+            // If another argument has cleared the key, or taken it back, this is what was asked
+            // for.
             if remove(file, &set.path).is_none() && !is_set(&written, &set.path) {
                 problems.push((set.index, not_set(file, set, sections)));
             }
@@ -122,7 +123,7 @@ pub(super) fn apply(
     problems
 }
 
-/// The section whose tag is set.
+/// The section with the tag that is set.
 fn tagged<'a>(set: &Override<'_>, sections: &'a [SectionInfo]) -> Option<&'a SectionInfo> {
     let section = sections.iter().find(|section| section.name == set.path[0])?;
     (set.path.len() == 2 && section.tag.is_some_and(|tag| tag.name == set.path[1]))
@@ -165,8 +166,8 @@ fn remove(file: &mut Table, path: &[&str]) -> Option<Value> {
     table?.remove(*last)
 }
 
-/// What is wrong with taking a key back that is not there: the nearest key that is, or that could
-/// be.
+/// The error of taking back a key that is not there: it names the nearest key that is, or that
+/// could be.
 fn not_set(file: &Table, unset: &Override<'_>, sections: &[SectionInfo]) -> Problem {
     let (name, key) = (unset.path[0], unset.path[1]);
     let Some(section) = sections.iter().find(|section| section.name == name) else {

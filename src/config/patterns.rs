@@ -71,7 +71,7 @@ impl<'de> Deserialize<'de> for Patterns {
     }
 }
 
-/// Numbers for the parameters whose paths match patterns, such as `{ "classifier.*" = 10.0 }`.
+/// Numbers for the parameters with paths that match patterns, such as `{ "classifier.*" = 10.0 }`.
 ///
 /// ```
 /// let rates = lockstep::config::PatternNumbers::new([("*.bias", 2.0), ("head.*", 10.0)])?;

@@ -1,4 +1,4 @@
-//! A configuration as text, with every key that was left out.
+//! A configuration as text, with every key, also those that were omitted.
 
 use std::path::Path;
 

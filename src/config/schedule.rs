@@ -61,7 +61,7 @@ pub struct Warmup {
     /// `warmup_factor`: the share of the peak that a linear warm-up starts from (default 0) or that
     /// a constant one stays at. Not used with [`WarmupFrom::Base`].
     pub factor: f64,
-    /// `warmup_from`: what it starts from.
+    /// `warmup_from`: the rate that the warm-up starts from.
     pub from: WarmupFrom,
     /// `peak_at`: the step at which a linear warm-up reaches the peak.
     pub peak_at: ReachedAt,
@@ -83,7 +83,7 @@ impl Warmup {
     }
 }
 
-/// What a warm-up starts from, or stays at if it is constant.
+/// The rate that a warm-up starts from, or stays at if it is constant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WarmupFrom {
@@ -145,7 +145,7 @@ struct RateKeys {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("unit" = "examples", "depends" = "instead of `warmup_steps`"))]
     warmup_examples: Option<u64>,
-    /// Shape of the warm-up. `"none"` disables one whose length is set.
+    /// Shape of the warm-up. `"none"` disables a warm-up that has a length.
     #[schemars(extend("depends" = "`\"linear\"`, where there is a length"))]
     warmup: WarmupKind,
     /// Where a linear warm-up starts, or the rate of a constant one.
@@ -292,8 +292,8 @@ fn read_warmup(keys: &RateKeys, shape: &Shape, errors: &mut KeyErrors) -> Warmup
         let allowed = "the share of the peak that a constant warm-up stays at, 0 to 1";
         errors.push(KeyError::missing("warmup_factor", allowed));
     }
-    // The published form: Goyal et al. start at the base rate, and BERT, whose decay counts from
-    // the start, at 0.
+    // The published form: Goyal et al. start at the base rate, and BERT at 0, with a decay that
+    // counts from the start of the run.
     let peak_at = match (keys.warmup, from, shape.decay_from()) {
         (WarmupKind::Linear, WarmupFrom::Base, _) => ReachedAt::NextStep,
         (WarmupKind::Linear, _, Some(DecayFrom::Start)) => ReachedAt::NextStep,

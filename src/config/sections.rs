@@ -219,8 +219,8 @@ pub struct CompileConfig {
     pub kernels: KernelsConfig,
 }
 
-/// Who computes the ops that there are kernels for: on the CPU backend those of this program, on
-/// CUDA cuDNN's attention.
+/// Which kernels compute the ops that there are kernels for: on the CPU backend those of this
+/// program, on CUDA cuDNN's attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KernelsConfig {

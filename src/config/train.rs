@@ -32,8 +32,8 @@ pub struct TrainConfig {
     /// 0 never ends it early. Requires `eval_every`.
     #[schemars(extend("unit" = "evaluations"))]
     pub patience: u64,
-    /// What says which evaluation is the best, for `patience` and `checkpoint.keep_best`: the
-    /// lowest loss, or the highest value of a metric.
+    /// The measure of the best evaluation, for `patience` and `checkpoint.keep_best`: the lowest
+    /// loss, or the highest value of a metric.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         extend(
@@ -91,7 +91,7 @@ struct LengthKeys {
     )]
     steps: Option<u64>,
     /// Length of the run. An epoch has as many steps as there are whole batches of training
-    /// examples; what remains is left out.
+    /// examples; the remainder is not used.
     #[schemars(
         range(min = 1),
         extend("unit" = "epochs", "depends" = "instead of `steps`", "resume" = "length"),
@@ -132,7 +132,7 @@ pub enum Length {
     Steps(u64),
     /// `epochs`.
     Epochs(u64),
-    /// `examples`, over all replicas; a batch that would exceed it is left out.
+    /// `examples`, over all replicas; a batch that would exceed it is not evaluated.
     Examples(u64),
 }
 

@@ -64,7 +64,7 @@ impl TrainBatches {
         Self { least_size: self.source.smaller_fields().len(), ..self }
     }
 
-    /// The same batches, of which only these shards, in ascending order, are read.
+    /// The same batches, but only these shards of them are read; they must be in ascending order.
     #[must_use]
     pub fn of_shards(self, shards: Arc<[usize]>) -> Self {
         Self { shards, ..self }
@@ -120,9 +120,9 @@ impl TrainBatches {
 }
 
 /// The batches of one evaluation: every example once, in the order of the source. The last batch is
-/// padded with copies of the last example. The field `weight` (f32,
-/// `[global_batch / num_batch_shards]`) is 1 for an example, and 0 for padding and for a broken
-/// example that is left out, so that weighted sums are exact on any number of replicas.
+/// padded with copies of the last example. The field `weight` (f32, `[global_batch /
+/// num_batch_shards]`) is 1 for an example, and 0 for padding and for a broken example that is
+/// skipped, so that weighted sums are exact on any number of replicas.
 #[derive(Clone)]
 pub struct EvalBatches {
     source: Arc<dyn Source>,
@@ -149,7 +149,7 @@ impl EvalBatches {
         Ok(Self { source, global_batch, num_batch_shards, shards })
     }
 
-    /// The same batches, of which only these shards, in ascending order, are read.
+    /// The same batches, but only these shards of them are read; they must be in ascending order.
     #[must_use]
     pub fn of_shards(self, shards: Arc<[usize]>) -> Self {
         Self { shards, ..self }
@@ -200,7 +200,7 @@ impl EvalBatches {
         Ok(HostBatch { index: k, num_steps: 1, size, shards: self.shards.clone(), fields })
     }
 
-    /// `true` if broken examples were left out.
+    /// `true` if broken examples were skipped.
     pub(crate) fn has_skipped(&self) -> bool {
         self.source.skipped().is_some_and(|skipped| skipped.count() > 0)
     }
@@ -311,7 +311,7 @@ fn assemble(
 /// wrong with the folder.
 const MAX_BROKEN_RUN: u64 = 64;
 
-/// Reads an example, and returns `false` if it is left out. If an example is broken and the source
+/// Reads an example, and returns `false` if it is skipped. If an example is broken and the source
 /// tolerates that, training takes the next intact one: it depends on the id alone, and is usually
 /// of the same class. Evaluation leaves it out.
 fn read_one(

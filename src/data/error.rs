@@ -112,7 +112,7 @@ pub enum Error {
         /// The expected bytes.
         expected: Vec<u8>,
     },
-    /// A file whose size is not the one that its header gives.
+    /// A file with another size than its header gives.
     #[error(
         "{} has {found} bytes, but {expected} are expected from its header; download it again",
         path.display()

@@ -17,8 +17,8 @@ pub(super) struct ListedFile {
 /// The file itself, or all files of the folder and its subfolders, sorted by path. With
 /// `extensions` (`rs` or `.rs`, in upper or lower case), only files that end in one of them.
 ///
-/// Left out are hidden names (such as `.git`), links to folders, because they can form cycles, and
-/// anything that is not a regular file or folder: sockets, pipes, broken links.
+/// Hidden names (such as `.git`) are skipped, and so are links to folders, because they can form
+/// cycles, and anything that is not a regular file or folder: sockets, pipes, broken links.
 ///
 /// # Errors
 /// A missing path, or a folder that cannot be listed. The message says to set `key`.

@@ -164,7 +164,7 @@ mod tests {
             (b"abcd1AY&SY\x12", None),
             (b"PAR1\x15\x04", Some("a Parquet file")),
             (b"MMIDIDX\0\0\x01", Some("the index of a Megatron data set (.idx)")),
-            // Tokens whose bytes begin like gzip or BOM.
+            // Tokens with bytes that begin like gzip or BOM.
             (b"\x1f\x8b\x01\x02", None),
             (b"", None),
             (b"plain text", None),

@@ -179,7 +179,7 @@ impl Source for ImageFolder {
         Ok(())
     }
 
-    /// If broken images are to be left out: that at least one of some that are spread over all of
+    /// If broken images are to be skipped: that at least one of some that are spread over all of
     /// them is intact.
     fn check(&self, _tell: &(dyn Fn(&str) + Sync)) -> Result<(), Error> {
         const MAX_TRIED: usize = 64;

@@ -76,7 +76,7 @@ impl Splits {
         self.eval.check(tell)
     }
 
-    /// The broken examples that were left out of either part, or `None` if there are none.
+    /// The broken examples that were skipped in either part, or `None` if there are none.
     pub fn skipped_report(&self) -> Option<String> {
         let parts = [("training", &self.train), ("evaluation", &self.eval)];
         let reports: Vec<_> = parts

@@ -1,4 +1,4 @@
-//! Examples that could not be decoded and were left out.
+//! Examples that could not be decoded and were skipped.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

@@ -44,7 +44,7 @@ pub trait Source: Send + Sync {
     /// The fields of every example.
     fn fields(&self) -> &[Field];
 
-    /// The same fields with smaller dims, ascending, for batches whose examples all fit in them.
+    /// The same fields with smaller dims, ascending, for batches of examples that all fit in them.
     /// Empty if all batches have the same dims.
     fn smaller_fields(&self) -> &[Vec<Field>] {
         &[]

@@ -136,7 +136,7 @@ pub(super) fn doubt(dtype: TokenType, [even, odd]: [u32; 2], num_tokens: u64) ->
     };
     let is_zero =
         |place: &str| format!("{place} token is 0, as where tokens have {bytes} bytes; {wider}");
-    // Ids of 18 bits, in tokens whose lower halves are of any size.
+    // Ids of 18 bits, in tokens with lower halves of any size.
     const MAX_SECOND: u32 = 3;
     const MIN_FIRST: u32 = 255;
     match (even, odd) {

@@ -91,7 +91,7 @@ fn product(dims: &DotDims, a: &[usize], b: &[usize], out: &[usize]) -> Result<Pr
     Product::new([m.size, n.size, a_k.size], strides, loops).ok_or_else(misfit)
 }
 
-/// Dims of a row-major tensor, neighbours merged into one. Dims of size 1 are left out.
+/// Dims of a row-major tensor, with neighbours merged into one and without dims of size 1.
 fn merge(of: &[usize], dims: &[usize]) -> Vec<Merged> {
     let strides = strides(of);
     let mut merged: Vec<Merged> = vec![];

@@ -55,7 +55,7 @@ impl HostKernels for CpuKernels {
     }
 }
 
-/// Computes a call whose first operand has elements `T`.
+/// Computes a call with elements `T` in the first operand.
 fn run<T: Element + Pod>(pool: &Pool<'_>, call: &mut KernelCall<'_>) -> Result<(), String> {
     match call.kernel().clone() {
         Kernel::DotGeneral(dims) => dot::run::<T>(pool, &dims, call),

@@ -1,4 +1,4 @@
-//! What happens in a run, as plain data.
+//! The events of a run, as plain data.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub struct FailedGeneration {
     pub step: u64,
 }
 
-/// What is known of a run before its first step.
+/// The facts about a run before its first step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunInfo {
     /// Seconds since the process started.
@@ -86,12 +86,12 @@ pub struct RunInfo {
     pub version: &'static str,
     /// The checkpoint that the run continues from, if any.
     pub resumed_from: Option<String>,
-    /// Earlier attempts at the job under the same supervisor, all of which have failed.
+    /// Earlier attempts at the job under the same supervisor; all of them have failed.
     pub failed_generations: Vec<FailedGeneration>,
     /// `loss` or the metric that says which evaluation is the best; `None` for the accuracy or, if
     /// the model has none, the loss.
     pub best_metric: Option<String>,
-    /// What the run had come to there.
+    /// The run's progress there.
     pub progress: RunProgress,
 }
 
@@ -106,7 +106,7 @@ pub struct SavedCheckpoint {
     pub written: Duration,
 }
 
-/// What a run has come to: what one that continues it needs besides the state.
+/// The progress of a run: a run that continues it needs this besides the state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunProgress {
     /// Steps taken.
@@ -126,8 +126,8 @@ pub struct RunProgress {
 /// A launch that has ended, and the metrics of its steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LaunchMetrics {
-    /// One element per step that counts: after a step that stops the run, those of the same launch
-    /// do not.
+    /// One element per step that counts: after a step that stops the run, the other steps of the
+    /// launch do not count.
     pub steps: Vec<StepMetrics>,
     /// Steps that were launched.
     pub num_steps: usize,
@@ -176,8 +176,8 @@ pub struct EvalResult {
     /// Mean loss.
     pub loss: f64,
     /// The model's metrics by name. A classifier has `accuracy`, the share of examples that are
-    /// classified correctly, and may have `top5_accuracy`, the share whose label has one of the
-    /// five highest scores; both are from 0 to 1.
+    /// classified correctly, and may have `top5_accuracy`, the share of examples with the label
+    /// among the five highest scores; both are from 0 to 1.
     pub metrics: BTreeMap<&'static str, f64>,
 }
 
@@ -187,8 +187,8 @@ impl EvalResult {
     /// The name of the loss where a metric can be named.
     pub const LOSS: &'static str = "loss";
 
-    /// `true` if this is better than `other` by a metric, of which more is better, or by the loss;
-    /// see [`RunInfo::best_metric`].
+    /// `true` if this is better than `other`: by a metric where more is better, or by the loss; see
+    /// [`RunInfo::best_metric`].
     pub fn is_better(&self, other: &Self, by: Option<&str>) -> bool {
         let metric = by.unwrap_or("accuracy");
         match (self.metrics.get(metric), other.metrics.get(metric)) {

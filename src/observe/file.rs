@@ -32,7 +32,7 @@ pub fn create_file(path: &Path, contents: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A file under another name in the same directory, whose contents are on the disk.
+/// Writes a file under another name in the same directory, and waits until it is on the disk.
 fn unfinished(path: &Path, contents: &[u8]) -> io::Result<NamedTempFile> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // The mode of any new file; the process's umask applies to it.
@@ -41,7 +41,7 @@ fn unfinished(path: &Path, contents: &[u8]) -> io::Result<NamedTempFile> {
         .prefix(&unfinished_prefix(path))
         .permissions(permissions)
         .tempfile_in(dir)?;
-    // Not through the handle, whose errors contain the temporary name.
+    // Not through the handle: its errors contain the temporary name.
     let written = file.as_file_mut();
     written.write_all(contents)?;
     written.sync_all()?;

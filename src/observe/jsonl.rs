@@ -111,7 +111,7 @@ struct Writer {
 
 enum Message {
     Line(Line),
-    /// An evaluation whose step is in the file already.
+    /// An evaluation after a step that the file already has.
     Evaluated(StepEval),
     /// Write everything, and answer whether all of it was written.
     Flush(Sender<Result<(), Error>>),
@@ -234,7 +234,7 @@ impl WholeLines {
             let line: serde_json::Value = serde_json::from_slice(line).unwrap_or_default();
             line["step"].as_u64().is_none_or(|step| step < first_step)
         };
-        // What a killed process has left of a line is none.
+        // The beginning of a line that a killed process has left is no line.
         let lines = text.split_inclusive(|byte| *byte == b'\n');
         let kept = lines.take_while(|line| line.ends_with(b"\n") && is_kept(line));
         let kept: Vec<_> = kept.collect();

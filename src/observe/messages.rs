@@ -12,7 +12,7 @@ pub(super) static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 /// The target of messages among the events of `tracing`.
 pub const MESSAGE_TARGET: &str = "lockstep::message";
 
-/// What becomes of what [`say`] is given.
+/// The destination of messages that [`say`] is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Messages {
@@ -20,7 +20,7 @@ pub enum Messages {
     Text,
     /// A line on stderr for a warning or an error, and nothing for anything else.
     Problems,
-    /// An event of `tracing`, whose subscriber writes it.
+    /// An event of `tracing`; its subscriber writes it.
     Events,
 }
 

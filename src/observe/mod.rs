@@ -1,4 +1,4 @@
-//! What happens in a run ([`RunEvent`]), and where it goes ([`Sink`]): a line per step in
+//! The events of a run ([`RunEvent`]), and where they go ([`Sink`]): a line per step in
 //! `metrics.jsonl`, one object in `summary.json`, and a progress bar or lines on stderr (phase:
 //! run).
 //!

@@ -17,7 +17,7 @@ pub trait Sink {
     /// `Ended`.
     ///
     /// # Errors
-    /// What could not be written. The run fails: it does not start, or ends with this error.
+    /// A file that cannot be written. The run fails: it does not start, or ends with this error.
     fn flush(&mut self) -> Result<(), Error> {
         Ok(())
     }
@@ -50,8 +50,7 @@ impl Sinks {
         Self::begin(out, others, info)
     }
 
-    /// Only keeps what the run has come to. For processes of which another one reports about the
-    /// run.
+    /// Keeps only the summary: for all processes but the one that reports about the run.
     ///
     /// # Errors
     /// None at present.
@@ -89,7 +88,7 @@ impl Sinks {
         self.iter_mut().filter_map(|sink| sink.flush_later()).collect()
     }
 
-    /// What the run has come to.
+    /// The progress of the run so far.
     pub fn progress(&self) -> RunProgress {
         self.summary.progress()
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 /// A named span of time during start-up. Spans may overlap, on several threads or nested.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StartupSpan {
-    /// What was done.
+    /// The activity.
     pub name: Cow<'static, str>,
     /// Its beginning, in milliseconds since the start of the process.
     pub from_ms: f64,

@@ -35,7 +35,7 @@ pub struct Summary {
     pub eval_loss: Option<f64>,
     /// Share of the evaluation split that is classified correctly, 0 to 1.
     pub eval_accuracy: Option<f64>,
-    /// Share of it whose label has one of the five highest scores, 0 to 1.
+    /// Share of it with the label among the five highest scores, 0 to 1.
     pub eval_top5_accuracy: Option<f64>,
     /// The model's other metrics in that evaluation, as `eval_NAME`.
     #[serde(flatten)]
@@ -79,7 +79,7 @@ pub struct Summary {
     pub version: &'static str,
     /// The checkpoint that the run was continued from last.
     pub resumed_from: Option<String>,
-    /// Earlier attempts at the job under the same supervisor, all of which have failed.
+    /// Earlier attempts at the job under the same supervisor; all of them have failed.
     pub failed_generations: Vec<FailedGeneration>,
     /// See [`RunInfo::best_metric`](super::RunInfo::best_metric).
     #[serde(skip)]
@@ -90,10 +90,10 @@ pub struct Summary {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// It is running, or its process was killed.
+    /// The run is running, or its process was killed.
     #[default]
     Running,
-    /// It took all its steps, without an error.
+    /// The run took all its steps, without an error.
     Done,
     /// A signal stopped it.
     Interrupted,
@@ -142,7 +142,7 @@ pub struct SummaryFile {
     dir: Option<PathBuf>,
     summary: Summary,
     last_eval: Option<StepEval>,
-    /// The last step whose update was skipped, from 0, and why.
+    /// The last step with a skipped update, from 0, and why it was skipped.
     last_skipped: Option<(u64, String)>,
     timer: StepTimer,
     error: Option<Error>,
@@ -162,7 +162,7 @@ impl SummaryFile {
         }
     }
 
-    /// What the run has come to.
+    /// The progress of the run so far.
     pub fn progress(&self) -> RunProgress {
         RunProgress {
             num_steps: self.summary.steps,

@@ -13,7 +13,7 @@ pub enum Mask {
     /// 3.1), and their norms are too small for adaptive rates (You et al., 2017).
     #[default]
     Matrices,
-    /// All parameters except those whose path matches.
+    /// All parameters except those with a path that matches.
     Except {
         /// The configuration key that holds the patterns, for messages.
         key: &'static str,

@@ -76,7 +76,7 @@ pub trait Transformation {
     ) -> Tree<Tensor<'g>>;
 }
 
-/// What a transformation may read besides the updates.
+/// The values that a transformation may read besides the updates.
 #[derive(Clone, Debug)]
 pub struct Context<'g> {
     /// The parameters before the update.

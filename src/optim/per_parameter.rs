@@ -62,7 +62,7 @@ impl Decayed {
 pub(super) enum LeafNumbers {
     /// The same for all of them.
     Same(f64),
-    /// One for each row of a stacked leaf: f64 `[stack sizes]`.
+    /// A number for each row of a stacked leaf: f64 `[stack sizes]`.
     Rows(Literal),
 }
 

@@ -77,7 +77,7 @@ impl ShardingReport {
         self.total(|why| why.is_some())
     }
 
-    /// The parameters that are whole, by reason. Reasons without parameters are left out.
+    /// The parameters that are whole, by reason. Reasons without parameters are omitted.
     pub fn whole_by_reason(&self) -> Vec<(WhyWhole, LeafTotals)> {
         let mut reasons: Vec<WhyWhole> = vec![];
         for why in self.params.values().filter_map(|param| param.why_whole) {

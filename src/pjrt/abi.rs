@@ -147,7 +147,7 @@ pub const EXTENSION_BASE: StructLayout = StructLayout {
     ],
 };
 
-/// The value of a [`PJRT_NamedValue`], whose `type` says which member is set.
+/// The value of a [`PJRT_NamedValue`]; `type` there says which member is set.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) union NamedValueUnion {

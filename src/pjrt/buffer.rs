@@ -98,7 +98,7 @@ impl Buffers {
         &self.block.placement
     }
 
-    /// The client on whose devices the value lies.
+    /// The client of the devices that hold the value.
     pub fn client(&self) -> &Client {
         &self.block.client
     }
@@ -107,7 +107,7 @@ impl Buffers {
     /// that computes it runs.
     ///
     /// # Errors
-    /// What the plugin reports.
+    /// Errors of the plugin.
     pub fn is_ready(&self) -> Result<bool> {
         for position in 0..self.num_addressable() {
             if !self.ready_event(position)?.is_ready()? {
@@ -258,7 +258,7 @@ impl Pending {
     /// `true` if the copy has finished or failed.
     ///
     /// # Errors
-    /// What the plugin reports.
+    /// Errors of the plugin.
     pub fn is_ready(&self) -> Result<bool> {
         self.event.is_ready()
     }
@@ -266,8 +266,7 @@ impl Pending {
     /// Blocks until the copy has finished.
     ///
     /// # Errors
-    /// What the plugin reports: a failed copy, or the failure of the program that computes the
-    /// value.
+    /// Errors of the plugin: a failed copy, or the failure of the program that computes the value.
     pub fn wait(mut self) -> Result<Literal> {
         self.event.wait()?;
         Ok(self.literal.take().unwrap_or_else(|| unreachable!("taken only here")))

@@ -36,7 +36,7 @@ pub enum CacheOutcome {
     Stored,
     /// Compiled and stored, because the existing entry could not be used.
     Replaced {
-        /// What is wrong with the entry.
+        /// The problem with the entry.
         reason: String,
     },
     /// Compiled, but not stored. Every start will compile again, so the user should be told once.
@@ -91,7 +91,7 @@ pub fn compile_cached(
     Ok((executable, outcome))
 }
 
-/// What is in the cache.
+/// The entry in the cache.
 enum Loaded {
     Hit(Executable),
     Damaged(String),
@@ -130,7 +130,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // Those that wait have it open, and find the entry when they get the lock.
+        // Processes that wait have the file open, and find the entry when they get the lock.
         let _ = fs::remove_file(&self.path);
     }
 }

@@ -34,7 +34,8 @@ struct Inner {
     platform_name: String,
     platform_version: String,
     process_index: usize,
-    /// Of the CPU backend, whose plugin knows of no other process.
+    /// This process among those of the run, for the CPU backend: the CPU plugin itself is
+    /// single-process.
     split: Process,
     cpu_waits: CpuWaits,
     host_collectives: OnceLock<Arc<dyn HostCollectives>>,
@@ -71,7 +72,7 @@ fn next_launch_id() -> i32 {
     before as i32 + 1
 }
 
-/// What a launch is called.
+/// The name of a launch.
 #[derive(Clone, Copy)]
 pub(super) struct LaunchId {
     /// Unique among the launches in flight of this process.
@@ -345,7 +346,7 @@ impl Client {
         assignment.iter().filter(is_here).map(|id| id - offset).collect()
     }
 
-    /// What the client's programs may wait for on the CPU platform.
+    /// Which waits the client's programs may contain on the CPU platform.
     pub(super) fn cpu_waits(&self) -> CpuWaits {
         self.0.cpu_waits
     }

@@ -9,9 +9,9 @@
 //!   wait, so of N replicas at most N - 1 wait at once.
 //! - **XNNPACK fusions** (`xla_cpu_use_xnnpack`, which XLA enables by default for some processors):
 //!   before it runs again, a fusion waits until tasks that it has left in the pool have been run by
-//!   other workers. A replica runs on at most [`WORKERS_PER_REPLICA`] workers, each of which may be
-//!   in such a fusion. XLA may briefly exceed that limit, so this bound is less certain than that
-//!   of collectives.
+//!   other workers. A replica runs on at most [`WORKERS_PER_REPLICA`] workers, and each of them may
+//!   be in such a fusion. XLA may briefly exceed that limit, so this bound is less certain than
+//!   that of collectives.
 //!
 //! If every worker waits, the process hangs until XLA's timeout ends it. So [`num_workers`] makes
 //! the pool larger than everything that can wait at once, by as many workers as there are
@@ -42,7 +42,7 @@ const XNNPACK: &str = "xla_cpu_use_xnnpack";
 /// thread's work may continue on a worker too (`Thunk::ExecuteSession::kMaxWorkers`).
 const WORKERS_PER_REPLICA: usize = 5;
 
-/// What the programs of a CPU client may wait for on a worker of the plugin's pool.
+/// Which waits the programs of a CPU client may contain on a worker of the plugin's pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuWaits {
     /// Collectives only, as with the default options.
@@ -53,7 +53,7 @@ pub enum CpuWaits {
 }
 
 impl CpuWaits {
-    /// What programs compiled with these overrides may wait for.
+    /// Which waits programs compiled with these overrides may contain.
     pub fn of(overrides: &BTreeMap<String, OverrideValue>) -> Self {
         let is_on = match overrides.get(XNNPACK) {
             None => false,

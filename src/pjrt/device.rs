@@ -14,7 +14,7 @@ pub struct Device {
     pub(super) raw: *mut PJRT_Device,
     /// The hardware's number on this machine, -1 if there is none.
     pub local_hardware_id: i32,
-    /// What every process knows of it. Its fields can be accessed on the device directly.
+    /// The properties that every process knows. They can be accessed on the device directly.
     pub description: DeviceDescription,
 }
 

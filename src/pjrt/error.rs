@@ -29,7 +29,7 @@ pub enum Error {
     Replica {
         /// The replica's number in the program, over all processes.
         replica: usize,
-        /// What its device reported.
+        /// The device's error.
         source: Box<Error>,
     },
     /// The plugin does not have a function of the API.
@@ -55,7 +55,7 @@ pub enum Error {
     NotAPlugin {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with it.
         reason: String,
     },
     /// The plugin's file is truncated: loading it would end the process.
@@ -127,7 +127,7 @@ pub enum Error {
     NotNccl {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with it.
         reason: String,
     },
     /// A value that a compile option cannot have.
@@ -135,7 +135,7 @@ pub enum Error {
     CompileOption {
         /// The option.
         name: String,
-        /// What it can be.
+        /// The allowed values.
         reason: String,
     },
     /// A client option that the plugin would ignore or abort on.
@@ -143,7 +143,7 @@ pub enum Error {
     ClientOption {
         /// The option's name.
         name: String,
-        /// What is wrong with it.
+        /// The problem with it.
         reason: String,
     },
 
@@ -164,7 +164,7 @@ pub enum Error {
     DeviceAssignment {
         /// The device ids that were given.
         assignment: Vec<i32>,
-        /// What is wrong with them.
+        /// The problem with them.
         reason: String,
     },
     /// A compile option that needs more workers than the client has.
@@ -187,7 +187,7 @@ pub enum Error {
     /// A program that would abort the process, or in which replicas would differ.
     #[error("the program cannot be compiled: {reason}")]
     ForbiddenProgram {
-        /// What is wrong with it.
+        /// The problem with it.
         reason: String,
     },
     /// A program cannot call functions of this process.
@@ -199,7 +199,7 @@ pub enum Error {
     /// Bytes that are not a serialized executable, or one of another program.
     #[error("cannot load the serialized executable: {reason}")]
     Serialized {
-        /// What is wrong with them.
+        /// The problem with them.
         reason: String,
     },
 
@@ -258,7 +258,7 @@ pub enum Error {
     /// Literals uploaded together must be one per device, all with the same dtype and shape.
     #[error("cannot upload: {reason}")]
     Upload {
-        /// What is wrong with the literals.
+        /// The problem with the literals.
         reason: String,
     },
     /// There is no such replica.

@@ -70,9 +70,8 @@ impl Event {
             ..PJRT_Event_OnReady_Args::new()
         };
         // SAFETY: the callback is called exactly once with `user_arg`, whether or not this event
-        // object still exists then; it is the only one to free it. When the registration fails
-        // nobody will call it, and what it owns is leaked rather than freed under a running
-        // transfer.
+        // object still exists then; only the callback frees it. If the registration fails, nobody
+        // calls the callback, and its values are leaked rather than freed under a running transfer.
         unsafe { call!(self.plugin, PJRT_Event_OnReady, args) }
     }
 }
@@ -133,7 +132,7 @@ impl Completion {
     /// `true` if every addressable device has finished or failed.
     ///
     /// # Errors
-    /// What the plugin reports.
+    /// Errors of the plugin.
     pub fn is_ready(&self) -> Result<bool> {
         for event in &self.0.events {
             if !event.is_ready()? {

@@ -72,7 +72,7 @@ impl Compiled {
     /// Memory that the program needs on each device.
     ///
     /// # Errors
-    /// What the plugin reports.
+    /// Errors of the plugin.
     pub fn memory(&self) -> Result<CompiledMemory> {
         let mut args = PJRT_Executable_GetCompiledMemoryStats_Args {
             executable: self.raw,
@@ -95,7 +95,7 @@ impl Compiled {
     /// once.
     ///
     /// # Errors
-    /// What the plugin reports; GPU plugins have no such analysis.
+    /// Errors of the plugin; GPU plugins have no such analysis.
     pub fn cost_analysis(&self) -> Result<BTreeMap<String, f64>> {
         let mut args = PJRT_Executable_GetCostAnalysis_Args {
             executable: self.raw,
@@ -117,10 +117,10 @@ impl Compiled {
     }
 
     /// The optimised program with the name of its format. For XLA's own backends that is
-    /// `hlo_with_config`, a protocol buffer whose field 1 is the HloModuleProto.
+    /// `hlo_with_config`, a protocol buffer with the HloModuleProto as field 1.
     ///
     /// # Errors
-    /// What the plugin reports.
+    /// Errors of the plugin.
     pub fn optimized_program(&self) -> Result<(String, Vec<u8>)> {
         let mut program = PJRT_Program::new();
         let mut args = PJRT_Executable_OptimizedProgram_Args {
@@ -144,7 +144,7 @@ impl Compiled {
     /// The plugin's fingerprint, equal for equal programs compiled with equal options.
     ///
     /// # Errors
-    /// What the plugin reports.
+    /// Errors of the plugin.
     pub fn fingerprint(&self) -> Result<String> {
         let mut args = PJRT_Executable_Fingerprint_Args {
             executable: self.raw,
@@ -161,7 +161,7 @@ impl Compiled {
     /// the same plugin on the same kind of machine.
     ///
     /// # Errors
-    /// What the plugin reports.
+    /// Errors of the plugin.
     pub fn serialize(&self) -> Result<Vec<u8>> {
         let mut args = PJRT_Executable_Serialize_Args {
             executable: self.raw,

@@ -37,7 +37,7 @@ pub trait KeyValueStore: Send + Sync {
 pub struct KeyValueError {
     /// The kind of error.
     pub code: Code,
-    /// What happened.
+    /// The cause.
     pub message: String,
 }
 
@@ -54,8 +54,8 @@ pub(super) fn attach(store: &Box<Arc<dyn KeyValueStore>>, args: &mut PJRT_Client
 }
 
 unsafe extern "C" fn get(args: *mut PJRT_KeyValueGetCallback_Args) -> *mut PJRT_Error {
-    // SAFETY: the plugin calls with valid arguments and the `user_arg` that `attach` gave it, whose
-    // store outlives the client; the value goes to the plugin, which calls the deleter.
+    // SAFETY: the plugin calls with valid arguments and the `user_arg` that `attach` gave it; the
+    // store behind that outlives the client; the value goes to the plugin, which calls the deleter.
     unsafe {
         let args = &mut *args;
         let store = &*args.user_arg.cast::<Arc<dyn KeyValueStore>>();

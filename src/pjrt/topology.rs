@@ -32,7 +32,7 @@ impl Topology {
     /// Describes the topology called `name`. Name and `options` are plugin specific.
     ///
     /// # Errors
-    /// What the plugin reports.
+    /// Errors of the plugin.
     pub fn new(plugin: &Plugin, name: &str, options: &[(&str, Value)]) -> Result<Self> {
         let named: Vec<PJRT_NamedValue> =
             options.iter().map(|(name, value)| value::named(name, value)).collect();

@@ -71,7 +71,7 @@ pub(super) fn complete(
     nothing()
 }
 
-/// `--set` arguments, of which later ones replace those of the same key.
+/// `--set` arguments without the earlier ones of a key that a later one sets again.
 pub fn merged<'s>(earlier: &[String], later: impl IntoIterator<Item = &'s String>) -> Vec<String> {
     let key = |set: &str| set.split('=').next().unwrap_or_default().to_owned();
     let mut sets = earlier.to_vec();
@@ -127,8 +127,8 @@ pub(super) fn reconcile(recipe: &Recipe<'_>, findings: &mut [Finding]) {
     }
 }
 
-/// What a rule advises after a change; the inner `None` if it finds nothing then, the outer if the
-/// configuration does not take the change.
+/// The settings that a rule advises after a change. The inner `None`: it finds nothing then; the
+/// outer: the configuration does not take the change.
 fn sets_after(
     recipe: &Recipe<'_>,
     rule: &str,

@@ -1,4 +1,4 @@
-//! What changes in a recipe when the number of replicas doubles.
+//! The changes of a recipe when the number of replicas doubles.
 
 use hlo::counted;
 use serde::Serialize;

@@ -1,4 +1,5 @@
-//! What the rules judge: the kind of model, the resolved learning rates, and the length of the run.
+//! The figures that the rules judge: the kind of model, the resolved learning rates, and the length
+//! of the run.
 
 use super::Recipe;
 use crate::config::{
@@ -52,7 +53,7 @@ impl Rates {
     }
 }
 
-/// What rates are comparable for.
+/// A kind of model. Rates are comparable within a kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum ModelKind {
     /// A convolutional network with batch norm. `is_small` if it is made for images of 32 pixels.

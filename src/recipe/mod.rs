@@ -57,7 +57,7 @@ pub struct Recipe<'a> {
     rates: Option<Rates>,
 }
 
-/// A recipe whose batch or length is invalid.
+/// A recipe with an invalid batch or length.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The global batch does not divide.
@@ -72,7 +72,7 @@ impl<'a> Recipe<'a> {
     /// Resolves a configuration; `num_examples` is `None` if it is not known.
     ///
     /// # Errors
-    /// A batch that does not divide, a run whose number of steps is not known.
+    /// A batch that does not divide, or a run with an unknown number of steps.
     pub fn new(
         config: &'a Config,
         num_replicas: usize,
@@ -149,20 +149,20 @@ pub struct Finding {
     pub published: Option<String>,
     /// The literature on it.
     pub source: &'static str,
-    /// What to change.
+    /// The remedy.
     pub change: String,
     /// The change as `--set` arguments; empty if there is none to apply. Those of all errors and
     /// warnings can be given together.
     pub sets: Vec<String>,
-    /// What these do to the rest of the recipe.
+    /// The effects of these settings on the rest of the recipe.
     pub effects: Vec<String>,
 }
 
-/// What a rule finds. Its name and source are in the table of rules.
+/// The finding of a rule. The rule's name and source are in the table of rules.
 struct Found {
     severity: Severity,
     reason: String,
-    /// What to change, in words.
+    /// The remedy, in words.
     change: String,
     /// The same as `--set` arguments.
     sets: Vec<String>,

@@ -13,7 +13,7 @@ use crate::config::{Lars, Scaling, UpdateRule};
 /// Published batches are compared up to this ratio to ours. For transformers batches are counted in
 /// tokens.
 const MAX_BATCH_RATIO: f64 = 16.0;
-/// The same for transformers with Adam, of which more recipes are published.
+/// The same for transformers with Adam: more recipes of these are published.
 const MAX_BATCH_RATIO_OF_ADAM: f64 = 8.0;
 /// Published transformers are compared up to this ratio of parameters.
 const MAX_SIZE_RATIO: f64 = 16.0;
@@ -32,7 +32,7 @@ const TOKENS_FROM_SCRATCH: f64 = 2.0;
 /// Up to this factor from it, a run is compared with both.
 const DOUBTFUL: f64 = 4.0;
 
-/// What is compared of a published recipe.
+/// The parts of a published recipe that are compared.
 struct Neighbour {
     recipe: &'static PublishedRecipe,
     /// As [`effective_rate`].

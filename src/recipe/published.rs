@@ -18,7 +18,7 @@ pub struct PublishedRecipe {
     pub name: String,
     /// The model.
     pub model: String,
-    /// What it is trained for.
+    /// The family of models that it trains.
     pub family: String,
     /// The kind of model that its rates are comparable for.
     pub kind: String,
@@ -111,8 +111,8 @@ pub fn largest_batch(config: &Config) -> Option<(&'static PublishedRecipe, usize
         .max_by_key(|(_, size)| *size)
 }
 
-/// The published recipe for the same kind of model and optimizer whose batch and size are the
-/// nearest by their ratios.
+/// The published recipe for the same kind of model and optimizer with the nearest batch and size,
+/// measured by ratios.
 pub(super) fn nearest(recipe: &Recipe<'_>) -> Option<&'static PublishedRecipe> {
     let distance = |published: &PublishedRecipe| {
         let log_ratio = |a: f64, b: f64| (a / b).ln().abs();

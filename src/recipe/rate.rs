@@ -135,10 +135,10 @@ const FEW_TOKENS: f64 = 15_000.0;
 /// Tokens of a step up to which the limit of rate x width grows with their root, as the noise of
 /// the mean gradient falls.
 const MANY_TOKENS: f64 = 250_000.0;
-/// Smaller transformers are trained at higher rates, of which few are published.
+/// Smaller transformers are trained at higher rates, but few of these are published.
 pub(super) const SMALL_TRANSFORMER: f64 = 5e6;
 
-/// A rate of pre-training for a step of few tokens, whose gradients are mostly noise.
+/// A rate of pre-training for a step of few tokens: its gradients are mostly noise.
 fn too_high_for_few_tokens(recipe: &Recipe<'_>, rates: &Rates) -> Vec<Found> {
     let ModelKind::Transformer { width, num_parameters } = recipe.kind else { return vec![] };
     let tokens = recipe.total_tokens() / recipe.total_steps().max(1) as f64;

@@ -9,7 +9,7 @@ use super::{
 pub struct RuleInfo {
     /// Its name.
     pub name: &'static str,
-    /// What it looks for, with its limits.
+    /// The rule in words, with its limits.
     pub about: &'static str,
     /// The literature on it.
     pub source: &'static str,
@@ -243,8 +243,8 @@ const RULES: [RuleInfo; 42] = [
                 example." },
 ];
 
-/// What `lockstep train` refuses. It is no rule, as it is found without a recipe: a run that is
-/// refused cannot be left out of a check.
+/// A refusal of `lockstep train`. It is no rule, as it is found without a recipe, and a check
+/// cannot ignore it: the run would still be refused.
 pub const REFUSED: RuleInfo = RuleInfo {
     name: "refused-by-train",
     about: "`lockstep train` refuses the configuration for a reason that no rule has given, such \
@@ -264,7 +264,7 @@ pub fn rule(name: &str) -> Option<&'static RuleInfo> {
     rules().find(|rule| rule.name == name)
 }
 
-/// What all rules find, with changes as the rules give them.
+/// The findings of all rules, with changes as the rules give them.
 pub(super) fn findings(recipe: &Recipe<'_>) -> Vec<(&'static RuleInfo, Found)> {
     let ignored = &recipe.config.check.ignored_rules;
     let mut found: Vec<_> = rules()

@@ -1,4 +1,4 @@
-//! Rules about LARS and LAMB, whose steps are shares of a layer's norm.
+//! Rules about LARS and LAMB: their steps are shares of a layer's norm.
 
 use super::figures::ModelKind;
 use super::weight_decay::vectors;

@@ -47,7 +47,7 @@ pub(super) fn evaluations(recipe: &Recipe<'_>) -> Vec<Found> {
 /// Published factors of the rate are 0.01 and above: what has less than this hardly moves.
 const MIN_FACTOR: f64 = 1e-3;
 
-/// Parameters whose factor of the rate stops them.
+/// Parameters with so small a factor of the rate that they hardly move.
 pub(super) fn factors(recipe: &Recipe<'_>) -> Vec<Found> {
     let factors = &recipe.config.optimizer.lr_factors;
     let least = factors.iter().min_by(|a, b| a.1.total_cmp(&b.1));

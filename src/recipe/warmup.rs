@@ -9,7 +9,7 @@ use crate::optim::schedule;
 
 /// Warm-ups with fewer steps are as good as none.
 const MIN_STEPS: u64 = 50;
-/// The same for LAMB, whose published recipes with few steps warm up quickly.
+/// The same for LAMB: its published recipes with few steps warm up quickly.
 const MIN_STEPS_OF_LAMB: u64 = 20;
 /// The rate times the width of a transformer up to which published runs with Adam have no warm-up.
 const MIN_OF_ADAM: f64 = 0.3;

@@ -1,4 +1,5 @@
-//! Rules about weight decay, judged by what it takes of a parameter in a step and in the run.
+//! Rules about weight decay. They judge the share of a parameter that decays in a step and in the
+//! run.
 
 use hlo::counted;
 

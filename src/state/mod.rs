@@ -33,7 +33,7 @@ pub enum Error {
     Leaf {
         /// Its path.
         path: String,
-        /// What does not fit.
+        /// The mismatch.
         reason: String,
     },
     /// A transfer failed, or the launch that computes the leaf.
@@ -221,14 +221,14 @@ fn does_not_fit(path: &str, reason: String) -> Error {
     Error::Leaf { path: path.to_owned(), reason }
 }
 
-/// A whole leaf whose transfer to the host has started.
+/// A whole leaf on its way to the host.
 pub struct PendingLeaf<'s> {
     spec: &'s LeafSpec,
     mesh: &'s Mesh,
     pieces: Vec<(usize, Pending)>,
 }
 
-/// The pieces of a leaf whose transfer to the host has started.
+/// The pieces of a leaf on their way to the host.
 pub struct PendingPieces(Vec<(Vec<usize>, Pending)>);
 
 impl PendingPieces {

@@ -30,7 +30,7 @@ fn first_holders(
     holders
 }
 
-/// The index in the whole leaf of the first element of a replica's piece, whose dims are `local`.
+/// The index in the whole leaf of the first element of a replica's piece with dims `local`.
 pub fn start(leaf: &LeafSpec, mesh: &Mesh, replica: usize, local: &[usize]) -> Vec<usize> {
     let axes = leaf.sharding.dims();
     local.iter().zip(axes).map(|(size, axes)| mesh.index(replica, *axes) * size).collect()

@@ -35,7 +35,7 @@ pub struct StepSpec<'a> {
     pub mesh: Mesh,
     /// Examples of one forward and backward pass on one replica.
     pub microbatch: usize,
-    /// Number of such passes per step, whose gradients are accumulated.
+    /// Number of such passes per step; their gradients are accumulated.
     pub num_microbatches: usize,
     /// Element types of parameters and computation.
     pub precision: Precision,
@@ -43,14 +43,14 @@ pub struct StepSpec<'a> {
     pub optimizer: &'a dyn Transformation,
     /// How the step is distributed over the mesh.
     pub policy: Arc<dyn Policy>,
-    /// What to do when the loss, a gradient or the next state is not finite.
+    /// The action when the loss, a gradient or the next state is not finite.
     pub on_nonfinite: OnNonfinite,
     /// The kernels that layers call for attention.
     pub attention: AttentionKernels,
 }
 
-/// A step whose model has been traced once to discover its parameters. All programs of a run are
-/// traced from it.
+/// A step with its parameters, which one trace of the model has discovered. All programs of a run
+/// are traced from it.
 pub struct DeclaredStep<'a> {
     pub(super) spec: StepSpec<'a>,
     pub(super) params: Tree<Parameter>,
@@ -158,7 +158,7 @@ impl DeclaredStep<'_> {
         &self.params
     }
 
-    /// The paths in the state of the leaves that evaluation reads and whose rows files hold, under
+    /// Paths in the state of the leaves that evaluation reads and that files hold row by row, under
     /// their paths in the model: parameters, or their running means if the optimizer keeps them,
     /// and model state. No parameter has the name of a running mean of the model state, because
     /// [`Scope`] rejects it.

@@ -5,12 +5,12 @@ use models::{Batch, Scope};
 
 use super::{DeclaredStep, MODEL_STATE, PARAMS, SCORES, SUMS, StepError, WEIGHT};
 
-/// What the sums of an evaluation are of.
+/// The layout of the sums of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EvalSums {
     /// Names of the model's metrics.
     pub metrics: Vec<&'static str>,
-    /// Classes whose [`models::loss::class_counts`] follow; 0 for none.
+    /// Number of classes with [`models::loss::class_counts`] in the output; 0 for none.
     pub num_classes: usize,
 }
 
@@ -86,7 +86,7 @@ pub fn trace_scores(step: &DeclaredStep<'_>) -> Result<Option<Graph>, StepError>
     is_there.then(|| step.finish(graph)).transpose()
 }
 
-/// The model's parameters in evaluation mode, and a batch whose examples all count.
+/// The model's parameters in evaluation mode, and a batch with examples that all count.
 fn inputs<'g>(step: &DeclaredStep<'_>, t: &'g Tracer) -> (Scope<'g>, Batch<'g>) {
     let spec = &step.spec;
     let axes = spec.policy.batch_axes();

@@ -15,8 +15,8 @@ use crate::optim::{Context, global_norm};
 
 /// The elements of the step's `metrics` output, in order: `[5]` of the parameters' dtype, the same
 /// on every replica. The loss is the mean over the global batch; `num_skipped` counts the updates
-/// skipped so far; `nonfinite_leaf` is 1 plus the index of the first leaf of the state whose next
-/// value is not finite, or 0 if all are finite.
+/// skipped so far; `nonfinite_leaf` is 1 plus the index of the first leaf of the state with a next
+/// value that is not finite, or 0 if all are finite.
 pub const METRICS: [&str; 5] = ["loss", "grad_norm", "weight", "num_skipped", "nonfinite_leaf"];
 
 /// The mean loss of a batch: the state without `opt_state`, seed, batch -> loss.
@@ -199,7 +199,7 @@ fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>) -> Gradients<'g> 
     let spec = &step.spec;
     let Sums { loss, weight, held, gradients, observed } = accumulate(step, inputs, true);
     // This inserts the reduction of the gradients: `Policy::for_step` gives each replica its copy
-    // of a parameter with `vary`, whose VJP sums the gradients of the copies.
+    // of a parameter with `vary`, and the VJP of `vary` sums the gradients of the copies.
     let params = inputs.params();
     let kept: Vec<_> = params.values().copied().collect();
     // Nothing is reduced for a leaf that is not trained.
@@ -257,7 +257,7 @@ struct Sums<'g> {
     /// Gradients of `loss` with respect to `held`, before the reduction that is the VJP of
     /// `Policy::for_step`.
     gradients: Vec<Tensor<'g>>,
-    /// What was observed of each running mean, added up over microbatches.
+    /// The observations of each running mean, added up over microbatches.
     observed: Vec<Tensor<'g>>,
 }
 

@@ -1,4 +1,4 @@
-//! What to change if a step does not fit in memory.
+//! Advice for a step that does not fit in memory.
 
 use std::fmt;
 
@@ -79,12 +79,12 @@ impl fmt::Display for Suggestion {
     }
 }
 
-/// What to change, best first, and what else helps if nothing is estimated to.
+/// Changes that help, best first, and other advice if none of them is estimated to be enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryAdvice {
     /// Each alone, and each with other keys.
     pub suggestions: Vec<Suggestion>,
-    /// What helps whatever the settings are, if none is estimated to.
+    /// Advice for all settings, if no change of settings is estimated to be enough.
     pub otherwise: Option<String>,
 }
 
@@ -162,7 +162,7 @@ impl Choice {
         sets
     }
 
-    /// What it costs compared with the others, roughly in steps of a tenth of the step time.
+    /// The cost compared with the other choices, roughly in steps of a tenth of the step time.
     fn cost(self, now: Self) -> f64 {
         let parts = (self.parts as f64).log2() * 0.5;
         let remat = if self.remat && !now.remat { 3.0 } else { 0.0 };
@@ -174,9 +174,9 @@ impl Choice {
     }
 }
 
-/// What to change so that the step is estimated to fit; only choices that are estimated to fit, and
-/// otherwise the one that needs least. The estimate takes for activations whatever else the
-/// compiler holds whole, such as updates and their copies, so that one may fit all the same.
+/// Changes that are estimated to make the step fit, or if there are none, the one that needs the
+/// least memory. The estimate counts as activations whatever else the compiler holds whole, such as
+/// updates and their copies, so a change may fit all the same.
 pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> MemoryAdvice {
     let now = Choice::now(knobs);
     let mut suggestions: Vec<Suggestion> = larger_fraction(memory).into_iter().collect();
@@ -347,7 +347,7 @@ mod tests {
         assert!(sets.contains(&"model.remat=true".to_owned()), "{sets:?}");
         assert!(!sets.iter().any(|sets| sets.contains("num_microbatches=12")), "{sets:?}");
         assert!(num_too_large > 0 && found.iter().all(|one| one.peak_bytes <= 16 * GIB));
-        // What is sharded and recomputed may also be whole and kept.
+        // The advice may be to keep tensors whole that are sharded or recomputed now.
         let mut sharded = knobs(2 * GIB, 4);
         sharded.mesh = Mesh::new(&[(Axis::Fsdp, 4)]);
         (sharded.zero, sharded.remat) = (3, Some(true));
@@ -364,7 +364,7 @@ mod tests {
         assert!(whole.as_ref().is_some_and(|line| line.starts_with(expected)), "{whole:?}");
     }
 
-    /// A program of 15 GiB on a GPU of 20, of which it may have three quarters or more.
+    /// A program of 15 GiB on a GPU of 20 GiB that gives programs three quarters or more.
     #[test]
     fn a_gpu_that_has_the_memory_may_use_more_of_it() {
         let on_gpu = |peak_bytes: u64| {

@@ -24,7 +24,7 @@ pub struct BackupRow {
 /// Simulated steps with 0, 1, 2, ... backups.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BackupSimulation {
-    /// Devices whose gradients are used in a step.
+    /// Devices that contribute gradients to a step.
     pub num_devices: usize,
     /// The distribution of step times, and the simulation.
     pub stragglers: Stragglers,

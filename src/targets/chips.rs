@@ -37,7 +37,7 @@ pub struct Chip {
     pub source: &'static str,
 }
 
-/// What published steps say about a chip. `cargo test --test cost_model` fits the share again;
+/// The fit to published steps of a chip. `cargo test --test cost_model` fits the share again;
 /// `docs/cost-model.md` lists the steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calibration {
@@ -71,8 +71,8 @@ pub struct TpuSpec {
     pub has_single_chips: bool,
     /// PJRT devices per chip.
     pub devices_per_chip: usize,
-    /// What Cloud's accelerator types count per chip: its TensorCores (`v5p-8` is 4 chips), or 1 if
-    /// they count chips.
+    /// The number of units per chip in the names of Cloud's accelerator types: TensorCores (`v5p-8`
+    /// is 4 chips), or 1 if the names count chips.
     pub type_units_per_chip: usize,
     /// libtpu's name for a configuration of the chip that is not its default.
     pub chip_config: Option<&'static str>,
@@ -96,10 +96,10 @@ pub struct TpuSpec {
 /// An NVIDIA GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuSpec {
-    /// Maximum number of GPUs per host; for a GB200 per rack, whose GPUs are connected as those of
-    /// a host are.
+    /// Maximum number of GPUs per host. For a GB200 it is the number per rack: the GPUs of a rack
+    /// are connected as those of a host are.
     pub max_per_host: usize,
-    /// What its architecture determines.
+    /// The properties that its architecture determines.
     pub architecture: GpuArchitecture,
     /// Streaming multiprocessors.
     pub num_cores: u32,
@@ -164,7 +164,7 @@ const HOPPER: GpuArchitecture = GpuArchitecture {
 
 const BLACKWELL: GpuArchitecture = GpuArchitecture { compute_capability: (10, 0), ..HOPPER };
 
-/// What the A100s have in common.
+/// The A100s have this in common.
 const A100: GpuSpec = GpuSpec {
     max_per_host: 8,
     architecture: AMPERE,
@@ -175,7 +175,7 @@ const A100: GpuSpec = GpuSpec {
     network_bytes_per_sec: 25e9,
 };
 
-/// What the H100 SXM and the H200 have in common.
+/// The H100 SXM and the H200 have this in common.
 const H100: GpuSpec = GpuSpec {
     max_per_host: 8,
     architecture: HOPPER,
@@ -584,7 +584,7 @@ impl Chip {
         )
     }
 
-    /// Peak FLOP/s of matmuls whose operands have `bytes` bytes per element.
+    /// Peak FLOP/s of matmuls with operands of `bytes` bytes per element.
     pub fn flops_per_sec(&self, bytes: usize) -> f64 {
         if bytes <= 2 { self.bf16_flops_per_sec } else { self.f32_flops_per_sec }
     }

@@ -11,7 +11,7 @@ pub struct Collective {
     /// StableHLO's name: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`,
     /// `collective_permute`, `send`.
     pub kind: String,
-    /// What it is for.
+    /// Its purpose.
     pub phase: CollectivePhase,
     /// Bytes of its operands on one replica, in one execution. For an all_reduce, bytes of its
     /// result if that is larger: TPU compilers take operands rounded to bf16 and sum them in f32.
@@ -31,7 +31,7 @@ pub struct Collective {
     pub group: Vec<usize>,
 }
 
-/// What a collective is for, as far as the compiler has kept the origin of the op.
+/// The purpose of a collective, as far as the compiler has kept the origin of the op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CollectivePhase {
@@ -109,7 +109,7 @@ impl Collective {
 pub struct CollectiveSum {
     /// StableHLO's name.
     pub kind: String,
-    /// What they are for.
+    /// Their purpose.
     pub phase: CollectivePhase,
     /// Replicas per group.
     pub group_size: usize,
@@ -165,7 +165,7 @@ pub(super) fn sums(
     sums
 }
 
-/// The fraction of the bytes of these kinds whose collective overlaps with a matmul; `None` if
+/// The fraction of the bytes of these kinds in collectives that overlap with a matmul; `None` if
 /// there are none.
 pub(super) fn overlapped_fraction(collectives: &[Collective], kinds: &[&str]) -> Option<f64> {
     let of_kinds = collectives.iter().filter(|c| kinds.contains(&c.kind.as_str()));

@@ -36,7 +36,7 @@ pub struct Step<'a> {
     pub state: &'a Tree<TensorType>,
     /// Bytes per element of the compute dtype.
     pub element_bytes: usize,
-    /// What can be changed if the step does not fit.
+    /// The settings that can be changed if the step does not fit.
     pub knobs: Knobs,
     /// The fraction of a GPU's memory that the plugin is configured to allocate; `None` for its
     /// default.
@@ -45,7 +45,7 @@ pub struct Step<'a> {
     pub overrides: &'a BTreeMap<String, OverrideValue>,
 }
 
-/// A step whose reduce_scatters are two collectives each, along one dim of the torus each.
+/// A step with two collectives for each reduce_scatter, one along each dim of the torus.
 #[derive(Clone, Copy)]
 pub struct ByLine<'a> {
     /// Replicas of a line.
@@ -55,8 +55,8 @@ pub struct ByLine<'a> {
 }
 
 /// The replicas of a line, if reduce_scatters over `fsdp` replicas of a target may be better in two
-/// collectives each: on TPU v5e, whose compiler makes a whole all_reduce of one that spans two dims
-/// of the torus.
+/// collectives each. This is so on TPU v5e: its compiler turns a reduce_scatter over two dims of
+/// the torus into an all_reduce of the whole.
 pub fn scatter_line(target: &Target, fsdp: usize) -> Option<usize> {
     (target.chip.name == "v5e").then(|| DeviceLayout::sharded(target, fsdp).line()).flatten()
 }
@@ -84,7 +84,7 @@ pub enum Error {
     Worker {
         /// The target.
         target: String,
-        /// What went wrong.
+        /// The cause.
         source: WorkerError,
     },
     /// The step was made for another number of replicas.
@@ -105,7 +105,7 @@ pub enum Error {
          program?"
     )]
     Unreadable {
-        /// What is wrong with the bytes.
+        /// The problem with the bytes.
         #[from]
         source: prost::DecodeError,
     },

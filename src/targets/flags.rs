@@ -2,9 +2,9 @@
 //!
 //! By default TPU compilers combine all all_reduces into a few that do not overlap with anything.
 //! These options were chosen by compiling and reading the schedule; nothing was run on the
-//! hardware. Fractions are of the gradients' bytes whose reduction overlaps with matmuls or
-//! convolutions. `compile.overrides` of the configuration takes precedence. Experiments, on 12
-//! layers with 24 gradients of 16 MiB and on GPT-2 124M:
+//! hardware. Fractions are the share of the gradients' bytes in reductions that overlap with
+//! matmuls or convolutions. `compile.overrides` of the configuration takes precedence. Experiments,
+//! on 12 layers with 24 gradients of 16 MiB and on GPT-2 124M:
 //!
 //! | chip | options | what the schedule showed |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! | all TPUs | `xla_jf_auto_cross_replica_sharding=true`, a default in replica mode | the update becomes reduce_scatter and all_gather, all synchronous |
 //! | v5e | one of `xla_enable_async_all_reduce` and `..fuse_all_reduce` alone | synchronous: both are needed |
 //! | v5e | both, uncombined | 19 of 24 inside matmul fusions |
-//! | v5e | both, combiner at 4 MiB | the matrices of GPT-2's blocks each inside a matmul's fusion; norms and biases in one, and the embedding, synchronous: 0.68; of ResNet-50, whose kernels are smaller, many are combined and synchronous: 0.59 |
+//! | v5e | both, combiner at 4 MiB | the matrices of GPT-2's blocks each inside a matmul's fusion; norms and biases in one, and the embedding, synchronous: 0.68; ResNet-50 has smaller kernels, and many are combined and synchronous: 0.59 |
 //! | v5e | both, combiner at 1 MiB | ResNet-50: 0.85, all kernels of 2 MiB and more but one inside a convolution's fusion |
 //! | v5e | buckets made by hand, flat or as tuples | synchronous: only single operands are fused |
 //! | v5p, v6e | all_reduces offloaded to SparseCore, combiner at 64 MiB | 6 asynchronous, 5 over matmuls; GPT-2: all but the embedding over matmuls, 0.69 |
@@ -41,7 +41,7 @@
 //! | L4 | the same at stage 2, 32 at a time (DistilBERT, 2 hosts of 4, `fsdp = 8`): the combiner of scatters counts shards, so 4 MiB are the gradients of a block | gathers 0.61; one scatter a block, all at the end: 0 |
 //! | L4 | the combiner of scatters at 4 MiB over the number of shards | 0.61 and 0.96 |
 //! | v5p | the five SparseCore options | 0.94 and 0.93, all scatters native |
-//! | v5p | the same (width 1600, whose shards are no whole tiles) | 0.58 and 0.58: scatters of odd shards are synchronous, that of the embedding is an all_reduce |
+//! | v5p | the same (width 1600, so shards are not whole tiles) | 0.58 and 0.58: scatters of odd shards are synchronous, that of the embedding is an all_reduce |
 //! | v6e | the five SparseCore options | 0.78 and 0.91; with 4 sequences 0.95 and 0.90 |
 //! | v5e | none found: a scatter over two dims of the torus is an all_reduce | 0.42, and 0.25 of the all_reduces |
 //! | v5e | the same, width 1024 and 3 blocks of 8 heads | 0.81, and 0.62 of the all_reduces; temporaries 0.20 GiB |

@@ -20,7 +20,7 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// What the all_gathers among `collectives` return through `instruction`.
+    /// The results of the all_gathers among `collectives`, which `instruction` returns.
     pub fn of(
         collectives: &[Collective],
         start: usize,
@@ -32,7 +32,7 @@ impl Gathered {
     }
 }
 
-/// Instructions whose result is their operand, or a copy of it.
+/// Instructions that return their operand, or a copy of it.
 const SAME_VALUE: [&str; 9] = [
     "bitcast",
     "copy",

@@ -27,8 +27,7 @@ pub struct Memory {
     pub limit_bytes: u64,
     /// The memory of the device.
     pub device_bytes: u64,
-    /// The memory of the device that the plugin describes, of which programs may use as much on a
-    /// TPU.
+    /// The device's memory as the plugin describes it. On a TPU, programs may use all of it.
     pub described_bytes: Option<u64>,
 }
 

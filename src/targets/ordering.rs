@@ -48,8 +48,8 @@ fn communicates(module: &HloModule, instruction: &HloInstruction) -> bool {
             .any(|inner| communicates(module, inner))
 }
 
-/// Which instructions of a computation read what others have written. Tuples and barriers write
-/// nothing, and a loop does not write what it only passes on.
+/// The instructions of a computation that read what others have written. Tuples and barriers write
+/// nothing, and a loop does not write values that it only passes on.
 struct Data<'m> {
     module: &'m HloModule,
     by_id: HashMap<i64, &'m HloInstruction>,

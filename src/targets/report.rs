@@ -20,7 +20,7 @@ pub struct CompileReport {
     pub fits: bool,
     /// Memory of one device, in bytes.
     pub memory: Memory,
-    /// What to change if it does not fit, a line each.
+    /// Advice if the step does not fit, a line each.
     #[serde(serialize_with = "as_lines")]
     pub advice: MemoryAdvice,
     /// Every collective of the optimized program; empty if it did not compile.
@@ -32,11 +32,11 @@ pub struct CompileReport {
     /// Bytes of gradients that each device reduces per step: the operands of every all_reduce and
     /// reduce_scatter of the traced graph.
     pub gradient_bytes: u64,
-    /// The fraction of all_reduced and reduce_scattered bytes whose collective overlaps with a
+    /// The fraction of all_reduced and reduce_scattered bytes in collectives that overlap with a
     /// matmul.
     pub overlapped_gradient_fraction: f64,
-    /// The fraction of gathered bytes whose all_gather overlaps with a matmul; `None` if nothing is
-    /// gathered.
+    /// The fraction of gathered bytes in all_gathers that overlap with a matmul; `None` if nothing
+    /// is gathered.
     pub overlapped_gather_fraction: Option<f64>,
     /// FLOPs of a step on one device, counting every loop iteration.
     pub flops_per_device: u64,

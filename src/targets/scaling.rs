@@ -81,7 +81,7 @@ pub struct ScalingPrediction {
     pub algorithms: Vec<(u64, &'static str)>,
     /// How far predicted steps on this chip were off, in words.
     pub accuracy: String,
-    /// What limits scaling, in words.
+    /// The limit of scaling, in words.
     pub finding: String,
     /// Why there are no rows for more devices, if the target has more.
     pub stops: Option<String>,
@@ -116,7 +116,7 @@ pub struct Measured {
     pub state_bytes: u64,
 }
 
-/// What a prediction assumes besides the target.
+/// The assumptions of a prediction besides the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scenario {
     /// The network between hosts or slices, if it is not the target's.
@@ -290,7 +290,7 @@ impl ScalingPrediction {
     }
 }
 
-/// What the examples per second are.
+/// The meaning of the examples per second.
 const UPPER_BOUND: &str = "examples/s are an upper bound: input, failures and other traffic on the \
                            network are not counted";
 

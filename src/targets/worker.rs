@@ -43,7 +43,7 @@ const TPU_ENVIRONMENT: [(&str, &str); 4] = [
     ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1"),
 ];
 
-/// What to compile, without the program's text.
+/// A request to compile, without the program's text.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Request {
     /// The plugin's library.
@@ -127,7 +127,7 @@ pub enum WorkerError {
     /// The child's files cannot be parsed.
     #[error("the result of the compiling process cannot be read: {reason}")]
     Answer {
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
 }
@@ -283,7 +283,7 @@ pub fn find_plugin(names: &[&'static str]) -> Result<PathBuf, WorkerError> {
     Err(InstallError::NotInstalled { name: names.last().copied().unwrap_or("tpu") }.into())
 }
 
-/// What the GPU compiler runs and reads, relative to its data directory.
+/// The files that the GPU compiler runs and reads, relative to its data directory.
 const CUDA_TOOLS: [&str; 2] = ["bin/ptxas", "nvvm/libdevice/libdevice.10.bc"];
 
 /// Points the GPU compiler to NVIDIA's tools that are installed with the plugin, unless the options

@@ -28,7 +28,7 @@ const MAX_LOG2_DEVICES: u32 = 12;
 /// `"auto"` is accepted if it would be for some number of devices.
 ///
 /// # Errors
-/// What `train` would refuse the configuration with.
+/// The error with which `train` would refuse the configuration.
 pub fn check_config(config: &Config, num_examples: Option<usize>) -> Result<(), Error> {
     let splits = match &config.data {
         DataConfig::Synthetic(_) | DataConfig::SyntheticTokens(_) => {

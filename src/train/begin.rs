@@ -29,7 +29,7 @@ pub(super) struct Beginning {
     decision: Decision,
 }
 
-/// What the first process decides about the beginning.
+/// The decision of the first process about the beginning.
 #[derive(Clone, Serialize, Deserialize)]
 struct Decision {
     /// The checkpoint that the run continues from.

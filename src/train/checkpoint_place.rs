@@ -1,4 +1,4 @@
-//! What a path leads to that names checkpoints: one of them, a directory of them, or a run.
+//! The meaning of a path that names checkpoints: one of them, a directory of them, or a run.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What a process writes of a checkpoint: all of it, or its shard.
+//! The part of a checkpoint that a process writes: all of it, or its shard.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,15 +13,15 @@ use crate::cluster::{self, Session};
 /// sooner.
 const DEADLINE: Duration = Duration::from_secs(1800);
 
-/// What this process writes of each checkpoint.
+/// The part of each checkpoint that this process writes.
 #[derive(Clone)]
 pub(super) enum CheckpointWriter {
     /// The manifest and its shard, in its own directory.
     First {
         dir: Arc<CheckpointDir>,
         others: Option<(Session, usize)>,
-        /// Steps whose messages are still there: of checkpoints that failed, before or after others
-        /// read them.
+        /// Steps with messages that are still there: of checkpoints that failed, before or after
+        /// others read them.
         failed: Arc<Mutex<Vec<u64>>>,
     },
     /// Its shard.
@@ -46,7 +46,7 @@ impl CheckpointWriter {
     /// Saves the state after `run.step` steps.
     ///
     /// # Errors
-    /// What could not be written, or if another process could not write its shard.
+    /// A file that cannot be written, or another process that could not write its shard.
     pub fn save(&self, leaves: &[HostLeaf], run: RunRecord) -> Result<(), checkpoint::Error> {
         let step = run.step;
         match self {
@@ -56,7 +56,7 @@ impl CheckpointWriter {
                 let others = Others { session, num_processes: *num_processes, step, place };
                 let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Err(error) = dir.save_together(leaves, run, &others) {
-                    // They may not have begun, and wait for the place.
+                    // The other processes may not have begun, and wait for the place.
                     others.give_up(&error.to_string());
                     failed.push(step);
                     return Err(error);
@@ -76,7 +76,7 @@ impl CheckpointWriter {
     /// Removes old checkpoints, see [`CheckpointDir::retain`].
     ///
     /// # Errors
-    /// What could not be removed.
+    /// A file that cannot be removed.
     pub fn retain(
         &self,
         keep: usize,

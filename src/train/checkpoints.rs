@@ -39,7 +39,7 @@ pub(super) struct Saver {
     keep: usize,
     keep_every: u64,
     keep_best: bool,
-    /// What all checkpoints of the run say of it.
+    /// The record of the run in all of its checkpoints.
     run: RunRecord,
     steps_per_epoch: Option<u64>,
     in_flight: Option<JoinHandle<Result<SavedCheckpoint, checkpoint::Error>>>,
@@ -50,7 +50,7 @@ pub(super) struct Saver {
 }
 
 impl Saver {
-    /// A saver for a run whose state has been initialized or restored. Its newest checkpoint is
+    /// A saver for a run with an initialized or restored state. The run's newest checkpoint is
     /// after `last_step` steps.
     pub fn new(
         shards: CheckpointWriter,
@@ -205,8 +205,8 @@ fn progress_to_json(progress: &RunProgress) -> Value {
     })
 }
 
-/// What [`progress_to_json`] wrote after `num_steps` steps. Metrics that the model no longer has
-/// are left out.
+/// The inverse of [`progress_to_json`], after `num_steps` steps. Metrics that the model no longer
+/// has are omitted.
 pub(super) fn progress_of(num_steps: u64, value: &Value, metrics: &[&'static str]) -> RunProgress {
     // Values that are not finite are `null` in JSON.
     let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);

@@ -6,7 +6,7 @@ use super::processes::Processes;
 use crate::checkpoint::{DataRecord, SplitRecord};
 use crate::data::{Source, Splits};
 
-/// What the processes of a run call the records that they exchange.
+/// The key under which the processes of a run exchange their records.
 const WHAT: &str = "data";
 
 /// The record of a run's data. All processes have the same.
@@ -45,9 +45,9 @@ pub(super) fn record(splits: &Splits, processes: Processes<'_>) -> Result<DataRe
 /// How the data of a run differ from those of the checkpoint that it continues from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DataChange {
-    /// They have the same fingerprint.
+    /// The two have the same fingerprint.
     None,
-    /// As many examples, of which there is no fingerprint.
+    /// As many examples, but there is no fingerprint of them.
     Unknown,
     /// Another number of examples, or others.
     Other,

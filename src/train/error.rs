@@ -47,7 +47,7 @@ pub enum Error {
         num_classes: usize,
         /// The model's name.
         model: &'static str,
-        /// What it takes.
+        /// The inputs that it takes.
         takes: String,
     },
     /// A batch cannot be prefetched.
@@ -62,7 +62,7 @@ pub enum Error {
     /// The run is larger than the memory.
     #[error("{message}")]
     Memory {
-        /// What it needs, what there is, and what to change.
+        /// The memory that it needs, the memory that there is, and the remedy.
         message: String,
     },
     /// The devices cannot be opened with the options of the configuration.
@@ -72,7 +72,7 @@ pub enum Error {
         backend: String,
         /// The options' names.
         options: String,
-        /// What the plugin reported.
+        /// The plugin's error.
         source: Box<pjrt::Error>,
     },
     /// The compiler rejects options of the configuration.
@@ -80,7 +80,7 @@ pub enum Error {
     Overrides {
         /// The options that the compiler mentions.
         names: Vec<String>,
-        /// What the compiler reported.
+        /// The compiler's error.
         source: Box<Error>,
     },
     /// The processes of a run cannot share the replicas of the mesh evenly.
@@ -114,7 +114,7 @@ pub enum Error {
     /// Another process of the run does not what is expected of it.
     #[error("{reason}")]
     OtherProcess {
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// The threads of host collectives cannot be started.
@@ -123,7 +123,7 @@ pub enum Error {
     /// A program that the first step does not need cannot be compiled.
     #[error("cannot compile the evaluation or the lockstep proof: {reason}")]
     Compile {
-        /// What the compiler reported.
+        /// The compiler's error.
         reason: String,
     },
     /// The ops of a step cannot be timed.
@@ -148,9 +148,9 @@ pub enum Error {
     Labels {
         /// The model.
         model: &'static str,
-        /// What it takes.
+        /// The inputs that it takes.
         takes: &'static str,
-        /// What the data have.
+        /// The inputs in the data.
         found: &'static str,
     },
     /// The data lack a field that the model takes.
@@ -180,7 +180,7 @@ pub enum Error {
     BestMetric {
         /// The metric.
         found: String,
-        /// What can be chosen.
+        /// The possible choices.
         known: String,
     },
     /// The output directory cannot be used.
@@ -247,7 +247,7 @@ pub enum Error {
         /// The mean loss.
         loss: f64,
     },
-    /// All evaluation examples were broken and left out.
+    /// All evaluation examples were broken and skipped.
     #[error(
         "no evaluation example can be decoded, so there is nothing to evaluate: data.on_broken = \
          \"skip\" has left out all of them; replace the files, or set data.eval_path to others"
@@ -284,7 +284,7 @@ pub enum Error {
     /// The checkpoint belongs to a run that this configuration cannot continue.
     #[error("this configuration cannot continue the run that was saved: {differences}")]
     OtherRun {
-        /// What differs.
+        /// The differences.
         differences: String,
     },
     /// A job was started again after a failure, but its command does not continue the run that it
@@ -318,13 +318,13 @@ pub enum Error {
         now: u64,
         /// Their number when the checkpoint was saved.
         before: u64,
-        /// What to do with which key of `[data]`.
+        /// The remedy, with a key of `[data]`.
         key: String,
     },
     /// A thread cannot be started.
     #[error("cannot start the thread that {what}: {source}")]
     Thread {
-        /// What it does.
+        /// Its task, as a verb with its object.
         what: &'static str,
         /// Why not.
         source: std::io::Error,
@@ -369,7 +369,7 @@ impl From<state::Error> for Error {
     }
 }
 
-/// What to change if memory has run out.
+/// Advice if memory has run out.
 fn advice(error: &pjrt::Error) -> &'static str {
     match error.is_out_of_memory() {
         true => {

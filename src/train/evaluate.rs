@@ -63,8 +63,8 @@ impl Trainer {
     }
 }
 
-/// Means over `batches`, by programs of [`crate::step::trace_eval`] for each size, whose leaves
-/// these are. `None` if `is_ended` before one of them.
+/// Means over `batches`, by programs of [`crate::step::trace_eval`] for each size class, with these
+/// leaves as inputs. `None` if `is_ended` before one of them.
 pub(super) fn evaluate_with<'p>(
     (program, sender): (&dyn Fn(usize) -> Result<&'p Callable, Error>, &BatchSender),
     leaves: &[&Buffers],

@@ -20,13 +20,13 @@ use crate::parallel::{Policy, Replicated};
 use crate::pjrt::{Arg, Buffers, Client};
 use crate::step::{self, DeclaredStep, EvalSums, SCORES, StepSpec};
 
-/// What is evaluated: a model, and how its examples are batched.
+/// The subject of an evaluation: a model, and how its examples are batched.
 pub struct EvalSpec<'a> {
     /// The model.
     pub model: &'a dyn Model,
     /// The examples, or others with the same fields at the same sizes.
     pub source: &'a dyn Source,
-    /// The replicas, each of which holds all parameters.
+    /// The replicas; each of them holds all parameters.
     pub mesh: Mesh,
     /// Examples of a batch on each replica.
     pub batch_per_replica: usize,
@@ -39,7 +39,7 @@ pub struct EvalSpec<'a> {
 /// Programs for batches of each size, and the parameters that they read, on the devices.
 pub struct Evaluator {
     program: Callable,
-    /// Those of smaller batches; see [`Source::smaller_fields`].
+    /// The programs for smaller batches; see [`Source::smaller_fields`].
     smaller: Vec<Callable>,
     leaves: Vec<Buffers>,
     sender: BatchSender,

@@ -1,5 +1,5 @@
-//! What is due after a step. It depends on the number of steps alone, so that every process
-//! launches the same programs in the same order.
+//! The events that are due after a step. They depend on the number of steps alone, so that every
+//! process launches the same programs in the same order.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(super) struct DueSteps {
     saves_best: bool,
 }
 
-/// What is due after a step, in the order of the fields.
+/// The events that are due after a step, in the order of the fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Due {
     /// The lockstep proof.
@@ -53,8 +53,8 @@ impl DueSteps {
         self.proof_every > 0
     }
 
-    /// What is due after `num_steps` steps. All are after the last step, and what is saved has been
-    /// proved.
+    /// The events that are due after `num_steps` steps. All are due after the last step, and a
+    /// proof comes with every save.
     pub fn after(&self, num_steps: u64) -> Due {
         let is_last = num_steps == self.total_steps;
         let is_at = |every: u64| every > 0 && num_steps.is_multiple_of(every);

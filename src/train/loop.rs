@@ -20,8 +20,8 @@ use crate::cluster::Phase;
 use crate::data::{Prefetch, Prefetched, TrainBatches};
 use crate::pjrt;
 
-/// Launches whose metrics may be outstanding. More would not make the devices busier, and would let
-/// the host run far ahead of a step that stops the run.
+/// Maximum number of launches with outstanding metrics. More would not make the devices busier, and
+/// would let the host run far ahead of a step that stops the run.
 const MAX_UNRECORDED: usize = 2;
 
 /// How the steps ended, if no error ended them.
@@ -32,7 +32,7 @@ pub(super) enum End {
     Interrupted,
 }
 
-/// The loop, with what it reads from and writes to.
+/// The loop, with its sources of batches and its outputs.
 pub(super) struct Loop<'a> {
     job: &'a Job<'a>,
     run: &'a Run,
@@ -42,7 +42,7 @@ pub(super) struct Loop<'a> {
     recorder: &'a mut Recorder,
     due_steps: DueSteps,
     batches: Prefetch<DeviceBatch, pjrt::Error>,
-    /// Launches whose metrics have not been recorded, oldest first.
+    /// Launches without recorded metrics, oldest first.
     unrecorded: VecDeque<UnrecordedLaunch>,
     /// When the previous launch ended.
     last_end: Instant,
@@ -101,7 +101,7 @@ impl<'a> Loop<'a> {
     /// Takes all steps, or those before a requested stop, and does what is due after them.
     ///
     /// # Errors
-    /// What ends the run. The launches before it have been recorded, unless it is one of them that
+    /// The error that ends the run. The launches before it have been recorded, unless one of them
     /// failed.
     pub fn run(mut self) -> Result<End, Error> {
         let ended = self.take_steps();
@@ -159,7 +159,7 @@ impl<'a> Loop<'a> {
         if num_steps < self.due_steps.total_steps() {
             self.record_all_but(0)?;
             if self.due_steps.has_proofs() {
-                // What is saved has been proved.
+                // The state is proved before it is saved.
                 self.prove()?;
             }
             self.save(true)?;
@@ -177,7 +177,7 @@ impl<'a> Loop<'a> {
         }
     }
 
-    /// What is to be done after the launches so far.
+    /// The agreement of all processes on the actions after the launches so far.
     fn agree(&mut self) -> Result<Agreed, Error> {
         let num_steps = self.trainer.steps_taken();
         if num_steps >= self.due_steps.total_steps() {
@@ -200,7 +200,7 @@ impl<'a> Loop<'a> {
             return Ok(None);
         }
         if let Some(Err(_)) = &batch {
-            // What was launched before is part of the run, and of the parameters.
+            // Launches before this are part of the run, and of the parameters.
             self.record_all_but(0)?;
         }
         Ok(batch.transpose()?)

@@ -10,7 +10,7 @@ use super::report::human_bytes;
 use crate::observe::say;
 use crate::pjrt::{self, Client, Code, CompiledMemory, Executable, Platform};
 
-/// What one replica keeps in memory, in bytes.
+/// The memory of one replica, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Need {
     /// The state, and after compiling also the batch.
@@ -22,8 +22,8 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// What is known of a step before it is compiled: its state. Not all gradients need to be there
-    /// at the same time.
+    /// The need of a step that is known before it is compiled: its state. Not all gradients need to
+    /// be there at the same time.
     pub fn of_state(leaves: &Tree<LeafSpec>, mesh: &Mesh) -> Self {
         // A leaf that the mesh does not divide is refused elsewhere.
         let bytes =
@@ -32,7 +32,7 @@ impl Need {
         Self { state_bytes, ..Self::default() }
     }
 
-    /// What the program of an evaluation needs, by the compiler's figures.
+    /// The need of the program of an evaluation, by the compiler's figures.
     ///
     /// # Errors
     /// As [`Self::of_programs`].
@@ -40,8 +40,8 @@ impl Need {
         Ok(Self { is_evaluation: true, ..Self::of_programs([program])? })
     }
 
-    /// What the largest of some programs needs, by the compiler's figures. A plugin without figures
-    /// needs nothing.
+    /// The need of the largest of some programs, by the compiler's figures. A plugin without
+    /// figures needs nothing.
     ///
     /// # Errors
     /// If the plugin fails otherwise.
@@ -114,9 +114,9 @@ impl fmt::Display for Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Memory {
     place: Place,
-    /// What there is, used or not.
+    /// All memory, used or not.
     total_bytes: u64,
-    /// What is not used by others now, if that is known.
+    /// The memory that others do not use now, if that is known.
     free_bytes: Option<u64>,
     /// Replicas that share it.
     num_replicas: u64,
@@ -190,7 +190,7 @@ impl Memory {
         }
     }
 
-    /// What makes the larger part smaller.
+    /// Advice that makes the larger part smaller.
     fn advice(&self, need: Need) -> &'static str {
         let is_shared = self.num_replicas > 1;
         if need.is_evaluation {
@@ -216,7 +216,7 @@ impl Memory {
     }
 }
 
-/// What the system says of its memory, in bytes.
+/// The system's figures for its memory, in bytes.
 struct Readings {
     host_total: u64,
     host_swap: u64,

@@ -68,7 +68,7 @@ pub use setup::{mesh_on_host, open_devices, platform_on_host};
 pub use stop::Stop;
 pub use trainer::{BatchSender, DeviceBatch, PendingSteps, StepResult, Trainer};
 
-/// What to train, and on which data.
+/// The model to train, and the data to train it on.
 pub struct Job<'a> {
     /// The configuration.
     pub config: &'a Config,
@@ -142,12 +142,12 @@ impl Outcome {
 /// summary and, if they are sound, the parameters have been written.
 ///
 /// # Errors
-/// What keeps a run from starting. The directory is then unchanged, unless the first write to it
+/// Reasons why a run does not start. The directory is then unchanged, unless the first write to it
 /// failed.
 pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let Options { started, init, stop, member, .. } = options;
     let processes = Processes::of(member.as_ref());
-    // Before anything that takes time: a run whose files cannot be written does not start.
+    // Before anything that takes time: a run that cannot write its files does not start.
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
     for warning in &job.splits.warnings {
         processes.say(&format!("warning: {warning}"));
@@ -162,7 +162,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         beginning.check(run, leaves)?;
         match (init, job.config.model.folder()) {
             (Some(path), _) => params_file::open(path, specs).map(Some),
-            // What is restored below has its own parameters.
+            // A checkpoint, restored below, has its own parameters.
             (None, Some(folder)) if beginning.checkpoint.is_none() => {
                 params_file::check_counterpart(folder, &job.config.model)?;
                 params_file::open_below_head(folder, specs).map(Some)

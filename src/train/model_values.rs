@@ -12,8 +12,8 @@ pub trait ModelValues {
     /// The paths that have a value.
     fn paths(&self) -> Vec<&str>;
 
-    /// The rectangle of these `dims`, whose first element is at `start`, of the value at `path`,
-    /// which the model declares as `spec`.
+    /// The rectangle of these `dims` that starts at `start`, of the value at `path`. The model
+    /// declares that value as `spec`.
     ///
     /// # Errors
     /// A path without a value, a value of another type, or one that cannot be read.

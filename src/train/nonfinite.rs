@@ -19,8 +19,8 @@ impl SkippedUpdates {
         Self { on_nonfinite, last }
     }
 
-    /// Checks the steps of the next launch, and calls `report` with each whose update was skipped
-    /// and with the value that was not finite.
+    /// Checks the steps of the next launch, and calls `report` with each skipped step and the value
+    /// that was not finite.
     ///
     /// # Errors
     /// [`Error::NonFinite`] for a step that stops the run. The steps after it have changed nothing:

@@ -24,7 +24,7 @@ pub(super) struct Processes<'a> {
 }
 
 impl<'a> Processes<'a> {
-    /// Those that `member` belongs to; `None` if there is only one.
+    /// The processes that `member` belongs to; `None` if there is only one.
     pub fn of(member: Option<&'a Member>) -> Self {
         Self { member }
     }
@@ -95,7 +95,7 @@ impl<'a> Processes<'a> {
         }
     }
 
-    /// What the first process decides. The others wait for it.
+    /// The decision of the first process. The others wait for it.
     ///
     /// # Errors
     /// That of the first process; or if it is lost.
@@ -140,14 +140,14 @@ fn unreadable(error: serde_json::Error) -> Error {
     Error::OtherProcess { reason: format!("a message between processes cannot be read: {error}") }
 }
 
-/// What is to be done before the next launch.
+/// The actions before the next launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Agreed {
     /// The run ends here.
     pub stop: bool,
     /// A checkpoint is saved here.
     pub save: bool,
-    /// It must not be skipped, even if the one before is still being written.
+    /// The save must not be skipped, even if the one before is still being written.
     pub must_save: bool,
 }
 
@@ -171,8 +171,8 @@ impl<'a> Agreement<'a> {
         self.processes.member.is_none() && self.stop.is_requested()
     }
 
-    /// What is agreed on after `num_steps` steps. Called once after each launch, and before the
-    /// first one. `is_due` says whether this process wants a checkpoint, by its clock.
+    /// The agreement after `num_steps` steps. Called once after each launch, and before the first
+    /// one. `is_due` says whether this process wants a checkpoint, by its clock.
     ///
     /// # Errors
     /// If the coordinator does not answer, or the job has failed.
@@ -186,7 +186,7 @@ impl<'a> Agreement<'a> {
         if wishes_to_stop && !std::mem::replace(&mut self.has_wished_to_stop, true) {
             session.wish(Wish::Stop);
         }
-        // What is due by the clock of the first process is due for all.
+        // A checkpoint that is due by the clock of the first process is due for all.
         let wishes_to_save = is_requested || is_due && self.processes.is_first();
         if wishes_to_save && !std::mem::replace(&mut self.has_wished_to_save, true) {
             session.wish(Wish::Save);

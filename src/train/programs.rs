@@ -142,9 +142,9 @@ pub struct Programs {
     pub eval: Background,
     /// state -> fingerprints, min, max.
     pub proof: Background,
-    /// What the sums of `eval` are of.
+    /// The layout of the sums of `eval`.
     pub eval_sums: EvalSums,
-    /// The paths in the state of the leaves that evaluation reads and whose rows files hold, under
+    /// Paths in the state of the leaves that evaluation reads and that files hold row by row, under
     /// their paths in the model.
     pub model_leaves: Tree<String>,
     /// The graph of the step that was compiled, for reports.
@@ -184,7 +184,7 @@ impl Programs {
         [&self.init, &self.step].into_iter().chain(&self.steps).map(|program| &program.executable)
     }
 
-    /// What evaluations and smaller batches need, and the first step does not.
+    /// The programs that evaluations and smaller batches need, and the first step does not.
     pub fn background(&self) -> impl Iterator<Item = &Background> {
         let smaller = self.smaller.iter().flat_map(|smaller| [&smaller.step, &smaller.eval]);
         smaller.chain([&self.eval])

@@ -48,7 +48,7 @@ impl Trainer {
         })
     }
 
-    /// The first leaf of which replicas of this process hold other bits than the rest of their
+    /// The first leaf with other bits on some replicas of this process than on the rest of their
     /// group.
     fn first_difference(&self) -> Result<Option<Difference>, Error> {
         let proof = self.programs.proof.get()?;
@@ -82,7 +82,7 @@ impl Trainer {
     }
 }
 
-/// The replicas whose value is not that of the majority; without a majority, all groups of replicas
+/// The replicas that do not have the majority's value; without a majority, all groups of replicas
 /// that agree.
 fn odd_ones_out(values: &[(usize, u32)]) -> String {
     let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();

@@ -161,7 +161,7 @@ impl Recorder {
         self.sinks.send(&RunEvent::Evaluated(StepEval { step: num_steps.saturating_sub(1), eval }));
     }
 
-    /// What the run has come to.
+    /// The progress of the run so far.
     pub fn progress(&self) -> RunProgress {
         self.sinks.progress()
     }

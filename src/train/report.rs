@@ -85,7 +85,7 @@ pub fn describe_synchronisation(trainer: &Trainer, parallel: &ParallelConfig) ->
     )
 }
 
-/// What a step of replicated state reduces.
+/// The reductions in a step of replicated state.
 fn describe_all_reduces(step: &Graph) -> String {
     let collectives = hlo::communication(step);
     let calls: u64 = collectives.iter().map(|collective| collective.count).sum();
@@ -143,7 +143,7 @@ struct CollectiveTotal {
 }
 
 /// The collectives of a graph by kind and groups, in the order in which each kind first occurs.
-/// Collectives among one replica, which move nothing, are left out.
+/// Collectives among one replica move nothing and are omitted.
 fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
     let mut totals: Vec<CollectiveTotal> = vec![];
     for found in hlo::communication(graph).into_iter().filter(|found| found.group_size > 1) {
@@ -212,7 +212,7 @@ pub fn list_collectives(graph: &Graph) -> Vec<String> {
     total_collectives(graph).into_iter().map(line).collect()
 }
 
-/// What a step of sharded state gathers, scatters and reduces, by kind.
+/// The gathers, scatters and reductions in a step of sharded state, by kind.
 fn describe_by_kind(step: &Graph) -> String {
     let totals = total_collectives(step);
     let sent = totals.iter().fold(0u64, |sum, total| sum.saturating_add(total.sent_bytes));

@@ -50,7 +50,7 @@ impl Resume {
 /// The number of training examples, which the data must have.
 const NUM_EXAMPLES: &str = "data.num_examples";
 
-/// What a run is now: its resolved configuration, and its data.
+/// A run as it is now: its resolved configuration, and its data.
 #[derive(Clone, Copy)]
 pub(super) struct Now<'a> {
     pub resolved: &'a str,
@@ -60,9 +60,9 @@ pub(super) struct Now<'a> {
 /// How a run differs from the one that was saved.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Differences {
-    /// What to tell the user, key by key.
+    /// Messages for the user, key by key.
     pub shown: Vec<String>,
-    /// What to tell the user of the data: lines, some of which begin with `warning: `.
+    /// Lines about the data for the user; some begin with `warning: `.
     pub notes: Vec<String>,
     /// `true` if steps are computed differently from here on.
     pub is_other_run: bool,
@@ -168,7 +168,7 @@ fn other_data(before: &SplitRecord, now: &SplitRecord, keys: &BTreeMap<String, V
     }
 }
 
-/// What to tell the user of the data.
+/// Messages about the data for the user.
 fn notes_of_data(
     train: DataChange,
     eval: DataChange,

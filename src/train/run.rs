@@ -38,7 +38,7 @@ pub struct Run {
     pub smaller_fields: Vec<Vec<BatchField>>,
     /// Element types of parameters and computation.
     pub precision: Precision,
-    /// What to do when a value is not finite.
+    /// The action when a value is not finite.
     pub on_nonfinite: OnNonfinite,
     /// Steps of one launch.
     pub steps_per_launch: usize,
@@ -136,7 +136,7 @@ impl Run {
         self.spec_of(model, &self.fields)
     }
 
-    /// Those of the steps on smaller batches; see [`Self::smaller_fields`].
+    /// The specifications of the steps on smaller batches; see [`Self::smaller_fields`].
     pub(super) fn smaller_specs<'a>(
         &'a self,
         model: &'a dyn Model,

@@ -26,14 +26,14 @@ const REPLACED: &str = "replaced-run";
 /// The name of that folder until all files are in it.
 const MOVING: &str = ".replaced-run";
 
-/// What a run does with another one in its directory.
+/// The treatment of another run in the directory of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// It does not start.
+    /// The run does not start.
     Refuse,
-    /// It takes the other's place.
+    /// The run takes the other's place.
     Replace,
-    /// It continues it.
+    /// The run continues the other.
     Continue,
 }
 
@@ -50,7 +50,7 @@ pub struct RunDir {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunDirError {
-    /// It cannot be created, or a file cannot be created in it.
+    /// The directory cannot be created, or a file cannot be created in it.
     #[error("cannot write into the output directory {}: {source}; choose another with --out", dir.display())]
     Unusable {
         /// The directory.
@@ -66,7 +66,7 @@ pub enum RunDirError {
     NotAFile {
         /// Its path.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file that it is.
         what: &'static str,
     },
     /// The folder for the previous run holds something else.
@@ -78,7 +78,7 @@ pub enum RunDirError {
         /// The folder.
         path: PathBuf,
     },
-    /// It belongs to another run.
+    /// The directory belongs to another run.
     #[error(
         "the output directory {} holds another run ({}); choose another with --out, continue that \
          run with --resume if it has checkpoints, or replace it with --overwrite", dir.display(), names.join(", ")
@@ -89,7 +89,7 @@ pub enum RunDirError {
         /// That run's files.
         names: Vec<&'static str>,
     },
-    /// It holds a run that is to be continued, but not with this configuration.
+    /// The directory holds a run that is to be continued, but not with this configuration.
     #[error(
         "--resume finds no checkpoint of the run in {} with this configuration, which differs from \
          the run's: {}; use the run's values{}, or choose another directory with --out",
@@ -104,7 +104,7 @@ pub enum RunDirError {
         /// The keys that differ.
         differences: Vec<String>,
     },
-    /// It holds a run that is to be continued, but none of its checkpoints.
+    /// The directory holds a run that is to be continued, but none of its checkpoints.
     #[error(
         "the run in {} has no checkpoint to continue from; replace it with --overwrite instead of \
          --resume, or choose another directory with --out", dir.display()
@@ -127,8 +127,8 @@ pub enum RunDirError {
 
 impl RunDir {
     /// Creates the directory if needed, and checks that a run can be written into it, without
-    /// changing its contents. Call this before anything that takes time: a run whose files cannot
-    /// be written does not start.
+    /// changing its contents. Call this before anything that takes time: a run that cannot write
+    /// its files does not start.
     ///
     /// # Errors
     /// A directory that cannot be written into, that another process is writing into, or that holds
@@ -305,7 +305,7 @@ pub fn may_be_run_of(dir: &Path, config: &Config) -> bool {
     keys_of(dir).is_none_or(|keys| keys == is_identified_by(config))
 }
 
-/// What tells the run of a configuration from others.
+/// The identity of the run of a configuration.
 fn is_identified_by(config: &Config) -> (Option<String>, Option<i64>) {
     let seed = i64::try_from(config.train.seed).ok();
     (Some(config.checkpoint.dir.display().to_string()), seed)
@@ -336,7 +336,7 @@ fn worth(dir: &Path) -> u32 {
     let summary = summary_in(dir);
     match summary["status"].as_str() {
         Some("done") if dir.join(params_file::FILE).exists() => 2,
-        // It can be continued.
+        // The run can be continued.
         _ if has_checkpoints(dir) => 1,
         _ if !dir.join(params_file::FILE).exists() => 0,
         Some("interrupted") if summary["steps"].as_u64() > Some(0) => 1,
@@ -388,7 +388,7 @@ fn remove_unfinished(dir: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Writes a run whose files hold its name.
+    /// Writes a run; its files hold its name.
     fn write_run(dir: &Path, name: &str) {
         for file in FILES.map(|file| dir.join(file)) {
             match is_folder(file.file_name().unwrap().to_str().unwrap()) {

@@ -26,8 +26,7 @@ use crate::step::{
     ema_path,
 };
 
-/// The batches of a launch, whose transfer to the devices has started: the step's `batch.*` inputs
-/// by name.
+/// The batches of a launch, on their way to the devices: the step's `batch.*` inputs by name.
 pub struct DeviceBatch {
     /// Index, in the run, of the first batch.
     pub index: u64,
@@ -83,9 +82,9 @@ pub struct StepResult {
     pub grad_norm: f64,
     /// Updates skipped so far because a value was not finite, including this one.
     pub num_skipped: u64,
-    /// Replicas whose own loss is not finite; empty if the update was not skipped.
+    /// Replicas with a loss of their own that is not finite; empty if the update was not skipped.
     pub nonfinite_replicas: Vec<usize>,
-    /// The first leaf of the state whose next value was not finite.
+    /// The first leaf of the state with a next value that was not finite.
     pub nonfinite_leaf: Option<String>,
 }
 
@@ -398,7 +397,7 @@ pub struct BatchSender {
 }
 
 impl BatchSender {
-    /// For a program whose batch is split over `axes`.
+    /// For a program with the batch split over `axes`.
     pub(super) fn new(program: &Callable, mesh: &Mesh, axes: AxisSet) -> Self {
         let program = &program.executable;
         let inputs = program.inputs().iter().map(|input| &input.name);

@@ -56,8 +56,8 @@ fn of_a_gpt() {
     }
 }
 
-/// A convolution, without what it would multiply with padding: FLOPs of the outputs along a dim of
-/// `size` elements.
+/// A convolution, without its products with padding: FLOPs of the outputs along a dim of `size`
+/// elements.
 fn taps(size: usize, kernel: usize, stride: usize) -> f64 {
     let before = (kernel - 1) / 2;
     let inside = |out: usize| {

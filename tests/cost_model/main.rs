@@ -140,9 +140,9 @@ fn gpt2_step(sets: &[&str]) -> Graph {
     step_of("gpt2-124m", sets)
 }
 
-/// Of the stacks of parameters and residuals, an iteration moves its own slices. So with remat,
-/// where only the blocks' inputs are kept, a scan takes about as long as unrolled layers. Without,
-/// it writes and reads the residuals that a compiler would recompute from others.
+/// An iteration moves its own slices of the stacks of parameters and residuals. So with remat,
+/// where only the blocks' inputs are kept, a scan takes about as long as unrolled layers. Without
+/// remat, it writes and reads the residuals that a compiler would recompute from others.
 #[test]
 fn scanned_layers_take_about_as_long_as_unrolled_ones() {
     let remat = "model.remat=true";

@@ -1,13 +1,13 @@
 //! Steps that others published: how many tokens or images a device trained on a second.
 //!
-//! A published language model is taken as a GPT with as many parameters, whose blocks are 12
-//! squares of its width.
+//! A published language model is taken as a GPT with as many parameters; a block has 12 squares of
+//! its width.
 
 use lockstep::targets::{Chip, Target};
 
 /// A published step.
 pub struct Published {
-    /// Who published it, the model, the devices, and what else matters.
+    /// The publisher, the model, the devices, and other facts that matter.
     pub what: String,
     pub target: &'static str,
     pub num_devices: usize,

@@ -5,7 +5,7 @@ use lockstep::targets::cost::{
     Fabric, Group, STEP_VARIATION, Timeline, Wire, all_reduce, expected_maximum, waiting_secs,
 };
 
-/// What a published run is used for.
+/// The use of a published run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Use {
     /// `STEP_VARIATION` is fitted to it.
@@ -323,7 +323,7 @@ impl Published {
             num_groups: self.num_groups,
             network: self.network,
         };
-        // Of TPUs, slices vary; of GPUs, each.
+        // On TPUs, slices vary; on GPUs, each GPU does.
         let num_varying = |fabric: &Fabric| match fabric.group {
             Group::Torus { .. } => fabric.num_groups,
             Group::Switch { .. } => fabric.num_devices(),

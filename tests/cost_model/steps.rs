@@ -22,7 +22,7 @@ use rayon::prelude::*;
 
 use super::published::{Fused, Model, Published, all};
 
-/// What a step is made of.
+/// The parts of a step.
 struct Traced {
     work: Work,
     timeline: Timeline,
@@ -190,18 +190,18 @@ fn sums(work: &Work) -> Work {
 /// The steps of a group of chips, and the errors of models with one parameter.
 struct Comparison {
     steps: Vec<Step>,
-    /// Of the roofline, with a share of the peak.
+    /// The fit of the roofline, with a share of the peak.
     roofline: Fit,
-    /// Of the same fraction of the peak for every step.
+    /// The fit of the same fraction of the peak for every step.
     constant: Fit,
 }
 
 /// A parameter with the least mean absolute error, of the steps that are not held out.
 struct Fit {
     best: f64,
-    /// Of each step, with the best parameter for all.
+    /// The error of each step, with the best parameter for all.
     errors: Vec<f64>,
-    /// Of each step, with the best parameter for the others.
+    /// The error of each step, with the best parameter for the others.
     left_out: Vec<f64>,
 }
 
@@ -310,8 +310,8 @@ fn the_shares_of_chips_are_those_of_published_steps() {
     }
 }
 
-/// Chips whose published steps are of so similar models that one fraction of the peak is closer;
-/// `docs/cost-model.md` says so.
+/// Chips with published steps of so similar models that one fraction of the peak is closer, as
+/// `docs/cost-model.md` says.
 const CLOSER_BY_MFU: [&str; 2] = ["v5p", "v6e"];
 
 #[test]
@@ -340,7 +340,7 @@ fn the_page_has_every_published_step() {
     check_page(&table);
 }
 
-/// What is lost from the smallest published size of a model on a chip to larger ones.
+/// The loss of speed from the smallest published size of a model on a chip to larger ones.
 #[test]
 fn the_page_has_the_scaling_of_published_steps() {
     let mut table =

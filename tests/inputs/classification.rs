@@ -67,7 +67,7 @@ fn tokens_are_those_of_hugging_face() {
             let encode = |index: usize| {
                 let pair = has_pairs.then(|| lines[(index + 1) % lines.len()]);
                 let encoded = encoder.encode(lines[index], pair);
-                // Of GPT-2's tokens, none is for an empty text.
+                // GPT-2 has no token for an empty text.
                 encoded.unwrap_or_else(|error| {
                     assert!(error.contains("no token") && lines[index].is_empty(), "{error}");
                     EncodedText { ids: vec![], segments: vec![] }
@@ -241,7 +241,7 @@ fn all_formats_give_the_same_pairs() {
         let (train, eval) = load(&config).unwrap();
         assert_eq!((train.num_examples(), eval.num_examples()), (2, 2), "{name}");
         assert_eq!(train.labels(), ["no", "yes"], "{name}");
-        // They need no tokenizer, and no file but this one.
+        // The classes need no tokenizer, and no file but this one.
         let without = ClassificationConfig { tokenizer: None, eval_path: None, ..config.clone() };
         assert_eq!(class_names(&without).unwrap(), ["no", "yes"], "{name}");
         let [x, segments, _, y] = example(&eval, 0);
@@ -413,7 +413,8 @@ fn folders_have_the_tokens_of_transformers() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// What versions of transformers read in different ways is refused, and what is not read is said.
+/// Settings that versions of transformers read in different ways are refused, and settings that are
+/// not read are reported.
 #[test]
 fn files_beside_a_tokenizer_are_refused_or_noted() {
     let golden = fs::read(reference("../tokenizer_folders.json")).unwrap();

@@ -118,7 +118,7 @@ fn options_have_the_types_of_the_plugin() {
     ];
     assert_eq!(told, expected);
     assert_eq!(good(&[]).device.memory_fraction(), None);
-    // What this program sets itself may be given where the plugin invents the other hosts.
+    // Options that this program sets itself may be given where the plugin invents the other hosts.
     let mock = ["backend=cuda", "options.enable_mock_nccl=true", "options.num_nodes=8"];
     assert_eq!(
         good(&mock.map(|set| format!("device.{set}")).each_ref().map(|s| &**s))
@@ -303,14 +303,15 @@ fn unset_takes_a_key_back() {
     assert_eq!((beta1(&[]), beta1(&["--unset optimizer.beta1"])), (0.8, 0.9));
     assert_eq!(beta1(&["--unset optimizer.beta1", "optimizer.beta1=0.7"]), 0.7);
     assert_eq!(beta1(&["optimizer.beta1=0.7", "--unset optimizer.beta1"]), 0.9);
-    // Options in a table of a section, keys that are not known, and a section whose last key goes.
+    // Options in a table of a section, keys that are not known, and a section that loses its last
+    // key.
     let options = ["compile.overrides.a=1", "--unset compile.overrides.a"];
     assert!(good(&options).compile.overrides.is_empty());
     let misspelled = GOOD.replace("steps = 500", "steps = 500\nstepz = 3");
     assert!(parse(&misspelled, &[]).is_err());
     assert!(parse(&misspelled, &["--unset train.stepz"]).is_ok());
     assert_eq!(good(&["--unset mesh.data"]).mesh.data, AutoOr::Auto);
-    // What --set has cleared already.
+    // `--unset` of a key that --set has cleared already.
     assert_eq!(good(&["train.epochs=2", "--unset train.steps"]).train.length, Length::Epochs(2));
     // A path in the file that comes back is again relative to the file.
     let text = GOOD.replace("[mesh]", "[cluster]\ntoken_file = \"token\"\n[mesh]");

@@ -38,7 +38,7 @@ fn png(width: usize, height: usize, number: usize) -> Vec<u8> {
     bytes
 }
 
-/// Three classes of four images, of which `names` says the order: `ant`, `bee`, `cat`.
+/// Three classes of four images each, in the order of `names`: `ant`, `bee`, `cat`.
 fn write_folder(root: &Path) {
     for (label, class) in ["cat", "ant", "bee"].into_iter().enumerate() {
         let folder = root.join(class);
@@ -112,7 +112,7 @@ fn classes_are_sorted_and_part_of_each_is_held_out() {
     assert!(message.contains("dog is not a training class"), "{message}");
 }
 
-/// A 64 x 33 image with its shorter side scaled to 32, of which the centre is cropped.
+/// A 64 x 33 image: its shorter side is scaled to 32, and its centre is cropped.
 #[test]
 fn evaluation_crops_the_centre() {
     let dir = tempfile::tempdir().unwrap();

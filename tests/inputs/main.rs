@@ -1,4 +1,4 @@
-//! What goes into a run: configurations, and batches from data of every kind.
+//! The inputs of a run: configurations, and batches from data of every kind.
 
 mod classification;
 mod config;

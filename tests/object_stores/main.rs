@@ -170,8 +170,8 @@ fn check_faults(server: &Server, num_large: usize, faults: &[Fault], replaces: &
             let num_checkpoints = steps(&direct).len();
             let objects = server.objects(&prefix);
             assert_eq!(objects.len(), 1 + 2 * num_checkpoints, "{what}: {objects:?}");
-            // An upload whose name in the store was lost cannot be aborted. The requests of a save
-            // in parts are: the owner, a list, the upload's begin, its record, ..
+            // An upload cannot be aborted if its name in the store was lost. The requests of a save
+            // in parts are: the owner, a list, the begin of the upload, its record, ..
             let uploads = server.num_uploads();
             assert!(
                 uploads == num_uploads || num_large > 1 << 20 && [2, 3].contains(&failing),

@@ -83,16 +83,16 @@ impl Server {
     }
 }
 
-/// What happens to a request.
+/// The treatment of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is answered with this status.
+    /// The answer is this status.
     Status(u16),
     /// The connection ends after half of its body.
     CutRequest,
-    /// It is carried out, but the connection ends after these bytes of the answer.
+    /// The request is carried out, but the connection ends after these bytes of the answer.
     CutResponse(usize),
-    /// It is carried out after this time.
+    /// The request is carried out after this time.
     Slow(Duration),
     /// Neither this request nor any later one is carried out, as if the process had been killed.
     Dead,

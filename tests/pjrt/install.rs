@@ -62,7 +62,7 @@ fn pip_installs_the_cpu_plugin_once_also_when_two_ask_at_once() {
     // Loading a library from a directory that is about to vanish is fine: it stays mapped.
     Plugin::load(&paths[0]).unwrap();
 
-    // What is damaged is installed again, as it was.
+    // A damaged plugin is installed again, as it was.
     let length = paths[0].metadata().unwrap().len();
     // A copy is cut off: the library itself is mapped.
     let cut_off = dir.path().join("cut-off.so");
@@ -113,7 +113,7 @@ fn a_wheel_with_the_wrong_hash_is_not_installed() {
     assert!(matches!(error, InstallError::WrongHash { .. }), "{error}");
     assert!(is_clean(&options));
 
-    // What pip itself says when it finds out.
+    // The message of pip itself when it finds out.
     let options = with_python(
         dir.path(),
         "cat >&2 <<'END'\nERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS \

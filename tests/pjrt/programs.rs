@@ -22,7 +22,7 @@ pub fn client(num_devices: usize) -> Client {
 }
 
 /// A module with one `@main` of `arguments` and `results`, both f32, each given as dims; the inputs
-/// whose index stands in `donated` go into the result with the same index.
+/// with an index in `donated` go into the result with the same index.
 pub fn program(
     num_replicas: usize,
     arguments: &[&[usize]],

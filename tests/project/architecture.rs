@@ -199,7 +199,7 @@ fn planted_imports_are_found() {
          models       data, pjrt > hlo   (neither of them more)\nconfig > models\nobserve > \
          nothing",
     );
-    // path, source, the module whose import must be reported
+    // path, source, the module with the import that must be reported
     let forbidden = [
         ("src/observe/writer.rs", "use crate::config::Config;", "config"),
         ("src/optim/adam.rs", "use crate::{config, step};", "step"),
@@ -335,7 +335,7 @@ impl File {
     }
 }
 
-/// A word, `::`, or one other character of code. Strings and other literals are left out.
+/// A word, `::`, or one other character of code. Strings and other literals are omitted.
 #[derive(Clone, Debug)]
 struct Word {
     text: String,
@@ -419,15 +419,14 @@ fn depth_of(path: &str) -> usize {
     inside.split('/').filter(|name| !["mod", "lib", "main"].contains(name)).count()
 }
 
-/// `true` if this is the `tests` module of the module whose folder it is in, compiled only for
-/// tests.
+/// `true` if this is the `tests` module in the folder of its module, compiled only for tests.
 fn is_of_tests(path: &str) -> bool {
     let Some(folder) = path.strip_suffix("/tests.rs") else { return false };
     let parent = fs::read_to_string(root().join(folder).join("mod.rs")).unwrap();
     parent.contains("#[cfg(test)]\nmod tests;")
 }
 
-/// What each module may import.
+/// The modules that each module may import.
 struct Table {
     rows: BTreeMap<String, BTreeSet<String>>,
 }
@@ -763,7 +762,7 @@ fn put_off(text: &str) -> Vec<(usize, String)> {
 }
 
 /// Unsafe blocks and implementations without `SAFETY:` directly above their statement, and unsafe
-/// functions whose documentation has no section on safety.
+/// functions without a section on safety in their documentation.
 fn undocumented_unsafe(file: &File) -> Vec<(usize, String)> {
     let lines: Vec<&str> = file.text.lines().map(str::trim).collect();
     let words = file.words.windows(3).filter(|words| words[0].text == "unsafe");

@@ -34,7 +34,7 @@ fn logits_of_gpt2_match_hugging_face() {
     let logits = run(&forward, &folder, Literal::from_f64(DType::I32, &dims, &tokens));
     drawn::assert_digest("logits", "logits", &logits, &reference["logits"], 1e-5);
 
-    // What is exported from it is what transformers has written.
+    // An export from it equals the folder that transformers has written.
     let counterpart = ModelConfig::Gpt(config).counterpart().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let exported = dir.path().join("exported");

@@ -264,8 +264,8 @@ fn padding_changes_no_loss_and_no_gradient() {
     }
 }
 
-/// What is read is written again, bit for bit, in f32 and bf16, and with the configuration that was
-/// read.
+/// A model that was read is written again, bit for bit, in f32 and bf16, and with the configuration
+/// that was read.
 #[test]
 fn folders_are_written_as_they_were_read() {
     for name in [
@@ -418,7 +418,7 @@ fn another_head_is_left_out_and_ours_is_drawn() {
         let (again, _) = SavedModel::find(&file).unwrap().open_below_head(&specs).unwrap();
         assert_eq!(again.read_all().unwrap(), found);
 
-        // What is not of a head is needed.
+        // Tensors that are not of a head are needed.
         let without = early.into_iter().filter(|(path, _)| !path.contains("position"));
         params_file::save(&file, &without.collect()).unwrap();
         let error =

@@ -212,7 +212,8 @@ fn rows_of_a_stack_are_updated_like_parameters_of_their_own() {
     let cases = CASES.map(|(name, keys)| (name, keys.to_vec()));
     for (case, mut keys) in cases.into_iter().chain(others) {
         keys.extend(["clip_grad_norm=0.75", "ema_decay=0.8"]);
-        // A matrix, and a vector, which masks of matrices leave out although its stack is a matrix.
+        // A matrix, and a vector: masks of matrices exclude the vector, although its stack is a
+        // matrix.
         for dims in [&[2, 3][..], &[6]] {
             let leaf = LeafSpec::replicated(DType::F64, dims);
             let row = |i: usize| (format!("blocks.{i}.w"), leaf.clone());
@@ -268,7 +269,7 @@ fn a_pattern_that_matches_no_parameter_is_rejected() {
     }
 }
 
-/// What is said of `lr_factors`, `weight_decays` and `freeze` that fit no model.
+/// The errors of `lr_factors`, `weight_decays` and `freeze` that fit no model.
 #[test]
 fn patterns_that_contradict_each_other_are_rejected() {
     let leaf = |path: &str| (path.to_owned(), LeafSpec::replicated(DType::F32, &[2, 2]));

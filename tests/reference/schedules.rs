@@ -426,7 +426,7 @@ fn errors_of_bad_schedules_say_what_to_change() {
     }
 }
 
-/// The first part of a longer run, whose schedule says where it ends.
+/// The first part of a longer run; the schedule says where that run ends.
 #[test]
 fn a_run_may_end_inside_the_warm_up_of_a_longer_schedule() {
     let shapes = [

@@ -151,7 +151,7 @@ fn every_kind_dtype_and_group_agrees_with_the_interpreter() {
     let (client, rendezvous) = client();
     for dtype in DType::ALL {
         let graph = every_collective(dtype);
-        // Whole numbers whose sums every dtype has.
+        // Whole numbers with sums that every dtype has.
         let values = |input: usize, replica: usize, dims: &[usize]| {
             let whole = |x: f64| match dtype {
                 DType::Pred => f64::from(u8::from(x > 0.0)),

@@ -38,7 +38,7 @@ fn options() -> CompileOptions {
     CompileOptions { overrides: overrides.into(), ..CompileOptions::default() }
 }
 
-/// The outputs of a graph for one replica with kernels, of which it must call `num_kernels`.
+/// The outputs of a graph for one replica with kernels. The graph must call `num_kernels` of them.
 fn run(client: &Client, graph: &Graph, num_kernels: usize, inputs: &[Literal]) -> Vec<Literal> {
     let calls = HostCalls { kernels: true, ..HostCalls::default() };
     let program = lower_with_host_calls(graph, "test", calls);

@@ -147,8 +147,9 @@ fn check(what: &str, one: &Trained, other: &Trained) {
     }
 }
 
-/// Indices of settings, of which there are `sizes`, such that each pair of settings of different
-/// kinds occurs: greedily, the most new pairs first. With `LOCKSTEP_FULL` all combinations.
+/// Indices of settings, with `sizes` settings of each kind, such that each pair of settings of
+/// different kinds occurs: greedily, the most new pairs first. With `LOCKSTEP_FULL` all
+/// combinations.
 fn combinations(sizes: &[usize]) -> Vec<Vec<usize>> {
     let mut all = vec![vec![]];
     for size in sizes {

@@ -19,7 +19,7 @@ fn classify<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
     loss::cross_entropy(logits, batch.field("y"), batch.weight)
 }
 
-/// A loss with one metric, whose mean is 0.5.
+/// A loss with one metric that has a mean of 0.5.
 fn with_metric<'g>(name: &'static str, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
     let half: Tensor<'g> = (batch.weight * 0.5).sum();
     Loss { metrics: vec![(name, half)], ..classify(scope, batch) }

@@ -1,5 +1,5 @@
-//! A step whose next state would not be finite is skipped as a whole and reports the leaf: for all
-//! optimizers, in the interpreter and compiled.
+//! If the next state would not be finite, the step is skipped as a whole and reports the leaf: for
+//! all optimizers, in the interpreter and compiled.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -277,7 +277,7 @@ fn the_update_stays_in_place() {
     }
 }
 
-/// A classifier whose parameters take far more memory than its activations.
+/// A classifier with far more memory in parameters than in activations.
 fn wide<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
     let x = batch.field("x");
     let [stem, hidden] = ["stem", "hidden"].map(|name| scope.at(name));

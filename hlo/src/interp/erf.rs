@@ -3,7 +3,7 @@
 use std::f64::consts::FRAC_2_SQRT_PI;
 
 /// `2 / sqrt(pi)` times the integral of `e^(-t^2)` from 0 to x. Abramowitz and Stegun, "Handbook of
-/// mathematical functions" (1964): the series 7.1.6, whose terms all have the same sign, and for
+/// mathematical functions" (1964): the series 7.1.6, where all terms have the same sign, and for
 /// greater x the continued fraction 7.1.14.
 pub(super) fn erf(x: f64) -> f64 {
     const NUM_TERMS: u32 = 80;

@@ -56,7 +56,7 @@ pub enum InterpError {
     InputType {
         /// The input's name.
         input: String,
-        /// The replica whose value does not fit.
+        /// The replica with a value that does not fit.
         replica: usize,
         /// Type of the graph's input.
         expected: TensorType,
@@ -116,8 +116,8 @@ pub enum InterpError {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A loop whose condition always holds never ends. Replicas whose condition is false keep their
-/// values while others continue the loop.
+/// A loop with a condition that always holds never ends. A replica keeps its values once its
+/// condition is false, while others continue the loop.
 ///
 /// An input may differ between replicas even if its type does not vary, which simulates a loss of
 /// lockstep.

@@ -32,7 +32,7 @@ pub(super) fn convolution(
     }
 }
 
-/// The products whose sum is each element of the result, row-major.
+/// For each element of the result, row-major, the products that add up to it.
 fn products(
     lhs: &[usize],
     rhs: &[usize],

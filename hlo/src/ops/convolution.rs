@@ -17,11 +17,11 @@ use crate::{Op, Tensor, TensorType, WindowDim};
 /// The roles of the dims of a convolution's operands and result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ConvolutionDims {
-    /// Of the input: batch, feature, then spatial dims.
+    /// Dims of the input: batch, feature, then spatial dims.
     pub lhs: Vec<usize>,
-    /// Of the kernel: output feature, input feature, then spatial dims.
+    /// Dims of the kernel: output feature, input feature, then spatial dims.
     pub rhs: Vec<usize>,
-    /// Of the result: batch, feature, then spatial dims.
+    /// Dims of the result: batch, feature, then spatial dims.
     pub result: Vec<usize>,
 }
 

@@ -31,9 +31,9 @@ pub struct CustomCall {
 /// `[1, 0]` is a row-major matrix.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layouts {
-    /// One for each operand.
+    /// A layout for each operand.
     pub operands: Vec<Vec<usize>>,
-    /// One for each result.
+    /// A layout for each result.
     pub results: Vec<Vec<usize>>,
 }
 

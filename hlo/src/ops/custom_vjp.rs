@@ -52,11 +52,11 @@ impl Tracer {
         self.record_custom_vjp(x, false, forward, backward)
     }
 
-    /// [`Self::custom_vjp`] whose results are not kept for the backward pass. Where a VJP needs
+    /// [`Self::custom_vjp`] without keeping the results for the backward pass. Where a VJP needs
     /// them, reshaped or converted or not, `forward` runs again on the operands, after a barrier
     /// with the cotangent. So the second run does not begin before the backward pass gets there,
-    /// and no compiler merges it with the first. Inside [`Self::remat`], whose body runs again
-    /// anyway, it does not run a third time.
+    /// and no compiler merges it with the first. The body of [`Self::remat`] runs again anyway;
+    /// `forward` does not run a third time in it.
     ///
     /// For results that are much larger than the operands, such as a parameter gathered from its
     /// shards. `backward` should not use the results: it gets those of the first run, which then
@@ -151,8 +151,8 @@ pub(crate) fn vjp<'g>(
     x.iter().map(|x| if x.dtype().is_float() { found.next() } else { None }).collect()
 }
 
-/// What the backward pass computes again: results of [`Tracer::custom_vjp_recomputed`], and values
-/// derived from them by ops that only move or convert elements.
+/// Values that the backward pass computes again: results of [`Tracer::custom_vjp_recomputed`], and
+/// values derived from them by ops that only move or convert elements.
 pub(crate) struct Recomputed<'g> {
     tracer: &'g Tracer,
     /// For each value of the forward pass, `true` if it is computed again.
@@ -223,8 +223,8 @@ impl<'g> Recomputed<'g> {
     }
 }
 
-/// `true` for ops with one operand whose elements they only move, repeat or convert. Their VJPs do
-/// not need its values.
+/// `true` for ops that only move, repeat or convert the elements of their one operand. Their VJPs
+/// do not need its values.
 pub(crate) fn moves_elements(op: &Op) -> bool {
     matches!(
         op,

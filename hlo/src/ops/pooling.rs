@@ -157,8 +157,8 @@ pub(crate) fn reduce_window_vjp<'g>(
     }
 }
 
-/// Each element contributes to all positions whose window covers it: the VJP is a sum over windows
-/// of the cotangent, dilated by the stride.
+/// Each element contributes to all positions with a window that covers it: the VJP is a sum over
+/// windows of the cotangent, dilated by the stride.
 fn sum_vjp<'g>(window: &Window, x: Tensor<'g>, ct: Tensor<'g>) -> Tensor<'g> {
     let (mut low, mut high, mut interior, mut dims) = (vec![], vec![], vec![], vec![]);
     for (i, dim) in window.dims.iter().enumerate() {

@@ -93,7 +93,7 @@ impl Tracer {
         (results, ys)
     }
 
-    /// `body(x)`, of which only `x` is kept for the backward pass, which recomputes the rest. Saves
+    /// `body(x)`. Only `x` is kept for the backward pass, which recomputes the rest. This saves
     /// memory at the cost of time; values and gradients are bitwise the same.
     ///
     /// ```

@@ -13,7 +13,8 @@ use crate::{DType, Graph, Mesh, Op, Origin, Tensor, TensorType, Tracer};
 pub struct Threefry {
     /// Dims of the grid.
     pub dims: Vec<usize>,
-    /// What a step along each dim but the first adds to the second word of the counter.
+    /// For each dim but the first, the increment of the second word of the counter from one index
+    /// to the next.
     pub strides: Vec<u32>,
     /// The number of results: the first word of each element, or both.
     pub num_words: usize,
@@ -144,7 +145,7 @@ impl Threefry {
     }
 }
 
-/// A word for each stream, or one for all, with `dims`, of which the first is the streams. One word
+/// A word for each stream, or one for all, with `dims`; the first of these is the streams. One word
 /// stays a scalar.
 #[track_caller]
 fn of_streams<'g>(word: Tensor<'g>, dims: &[usize]) -> Tensor<'g> {

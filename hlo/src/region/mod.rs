@@ -68,7 +68,7 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Number of operands of which each iteration takes a slice.
+    /// Number of operands that each iteration takes a slice of.
     pub(crate) fn num_xs(&self) -> usize {
         self.body.graph.inputs().len() - self.num_consts - self.num_carried
     }

@@ -337,7 +337,7 @@ impl Joint {
     }
 }
 
-/// Copies the nodes of a part, except those whose values are known already, such as residuals.
+/// Copies the nodes of a part, except those with values that are known already, such as residuals.
 fn copy_part(copy: &mut Rewriter<'_>, part: &[bool]) {
     for node in copy.old().nodes() {
         let is_input = matches!(node.op, Op::Input { .. });

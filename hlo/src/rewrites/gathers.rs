@@ -72,7 +72,7 @@ struct Blocks<'a> {
 struct Gather<'a> {
     node: &'a Node,
     input: ValueId,
-    /// What is done to the input before it is gathered, without barriers.
+    /// The ops on the input before it is gathered, without barriers.
     prepared_by: Vec<&'a Node>,
 }
 

@@ -41,7 +41,7 @@ pub fn update_in_place(graph: &Graph) -> Graph {
     })
 }
 
-/// A leaf of the state whose next value has other users.
+/// A leaf of the state with a next value that has other users.
 struct Leaf {
     /// A scalar, `true` if the update is applied.
     apply: ValueId,

@@ -7,9 +7,9 @@ use crate::region::expand;
 use crate::rewriter::Rewriter;
 use crate::{Comparison, DType, Graph, Literal, Node, Op, ValueId};
 
-/// Orders the collectives of a graph around each loop (or branch) that has some inside: what the
-/// loop does not need waits for its end, and the loop waits for what it needs. In loops and
-/// branches too. Scans are written as `while`. Values do not change.
+/// Orders the collectives of a graph around each loop (or branch) that has some inside: collectives
+/// that the loop does not need wait for its end, and the loop waits for those that it needs. This
+/// is done inside loops and branches too. Scans are written as `while`. Values do not change.
 ///
 /// XLA's CPU backend runs an op as soon as its operands are there. It starts the collectives of one
 /// computation in the order of its schedule, but not those of a loop and those beside it. A
@@ -51,7 +51,7 @@ fn is_collective(node: &Node) -> bool {
     node.op.groups().is_some()
 }
 
-/// A graph that is copied loop by loop, each after what it depends on.
+/// A graph that is copied loop by loop, each loop after the nodes that it depends on.
 struct OrderedCopy<'a> {
     copy: Rewriter<'a>,
     /// The first result of the last loop that was copied, and of the collectives since.
@@ -75,7 +75,7 @@ impl<'a> OrderedCopy<'a> {
         needed.into_iter().rev().for_each(|node| self.node(node));
     }
 
-    /// Copies a node whose operands are copied, once.
+    /// Copies a node, once, after its operands have been copied.
     fn node(&mut self, node: &'a Node) {
         if self.copy.get(node.result()).is_some() {
             return;
@@ -201,7 +201,7 @@ mod tests {
         users.map(|node| graph.node_of(node.operands[0]).op.name()).collect()
     }
 
-    /// A loop with an all_reduce, and gathers of which some have nothing to do with it.
+    /// A loop with an all_reduce, and gathers; some of these have nothing to do with the loop.
     fn looped(barrier: bool) -> Graph {
         let axis = Axis::Fsdp;
         let graph = trace(Mesh::new(&[(axis, 2)]), |t| {

@@ -67,7 +67,7 @@ fn is_simple(graph: &Graph, value: ValueId) -> bool {
     true
 }
 
-/// A dim reshaped to two, one of which is a group.
+/// A dim reshaped to two: a group, and the rest.
 struct Split {
     dim: usize,
     /// Elements of a group.
@@ -154,7 +154,7 @@ mod tests {
             let whole = reduce(dims, reduction, over);
             let staged = stage_reductions(&whole, 32);
             assert_eq!(groups(&staged), expected, "{dims:?} over {over:?}");
-            // Whole numbers, whose sums are exact in any order.
+            // Whole numbers: their sums are exact in any order.
             let values = (0..dims.iter().product::<usize>()).map(|i| (i * 37 % 101) as f64);
             let x = Literal::from_f64(DType::F32, dims, &values.collect::<Vec<_>>());
             let [of_whole, of_staged] =

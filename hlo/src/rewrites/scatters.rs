@@ -74,7 +74,7 @@ mod tests {
                     found.iter().filter(|c| c.kind == "reduce_scatter" && c.count == 2).count()
                 };
                 assert_eq!((loops(&whole), loops(&by_line)), (1, 2), "{mesh:?}");
-                // Whole numbers, whose sums are exact in any order, different on each replica.
+                // Whole numbers, different on each replica: their sums are exact in any order.
                 let xs: Vec<_> = (0..mesh.num_replicas())
                     .map(|replica| {
                         let value = |i: usize| ((i * 37 + replica * 101) % 211) as f64;

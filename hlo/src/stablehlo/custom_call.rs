@@ -16,8 +16,7 @@ pub(super) fn host_call(
     results: &str,
 ) -> String {
     let row_major = |value: ValueId| (0..context.graph.ty(value).rank()).rev().collect();
-    // Without layouts a backend may choose others than row-major, of which a handler is not
-    // informed.
+    // Without layouts a backend may choose others than row-major, and does not inform the handler.
     let layouts = Layouts {
         operands: node.operands.iter().map(|operand| row_major(*operand)).collect(),
         results: node.results().map(row_major).collect(),

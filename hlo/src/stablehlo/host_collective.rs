@@ -16,7 +16,7 @@ pub const HOST_REPLICA_ID_TARGET: &str = "lockstep_replica_id";
 pub(super) enum Collectives {
     /// StableHLO's ops.
     Ops,
-    /// Custom calls, of which `num_sites` have been written, in a program for `num_processes`.
+    /// Custom calls in a program for `num_processes`; `num_sites` of them have been written.
     HostCalls { num_sites: usize, num_processes: usize },
 }
 

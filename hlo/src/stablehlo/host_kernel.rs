@@ -125,7 +125,7 @@ pub(super) fn max_pool(context: &RegionContext<'_>, node: &Node, window: &Window
 /// Convolutions of fewer elements of output and kernel, multiplied, are left to XLA.
 const MIN_CONVOLUTION: usize = 1 << 18;
 
-/// What a kernel computes of convolutions of images.
+/// The convolution of images that a kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ImageConvolution {
     /// From images NHWC and a kernel in any order to images NHWC. The input may be dilated: then it

@@ -6,7 +6,7 @@ use crate::gemm::{Matrix, MatrixMut, multiply};
 use crate::vectors::vectorized;
 use crate::{Element, Pool};
 
-/// What the forward pass has computed, and the cotangent of its result.
+/// Values from the forward pass, and the cotangent of its result.
 #[derive(Clone, Copy, Debug)]
 pub struct Forward<'a, T> {
     /// The result, rows of heads.
@@ -112,7 +112,7 @@ struct Columns<'a, T> {
     values: Vec<&'a mut [T]>,
 }
 
-/// What all tasks read.
+/// The inputs of all tasks.
 struct Pass<'a, T> {
     attention: &'a Attention,
     operands: QueriesKeysValues<'a, T>,
@@ -256,7 +256,7 @@ impl<T: Real> Head<T> {
                             }
                         }
                         Some(mask) => {
-                            // Of a query from which all keys are hidden, all weights are equal.
+                            // All weights of a query are equal if all keys are hidden from it.
                             let hidden_weight = if lse == T::LEAST {
                                 T::ONE / T::from_f64(attention.num_keys(query + 1) as f64)
                             } else {

@@ -1,4 +1,4 @@
-//! Dropout whose mask depends on global indices only.
+//! Dropout with a mask that depends on global indices only.
 
 use crate::threefry::threefry2x32;
 
@@ -18,7 +18,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// What weights that are kept are multiplied with.
+    /// The factor of the weights that are kept.
     pub(super) fn scale(&self) -> f64 {
         1.0 / (1.0 - self.rate)
     }

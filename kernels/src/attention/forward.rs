@@ -56,7 +56,7 @@ impl Attention {
     }
 }
 
-/// What is computed for a block of queries of one head.
+/// Buffers and results for a block of queries of one head.
 struct Block<T> {
     num_queries: usize,
     head_width: usize,

@@ -2,8 +2,8 @@
 //!
 //! Dao, Fu, Ermon, Rudra and Ré, "FlashAttention" (2022), and Dao, "FlashAttention-2" (2023): the
 //! softmax of a row of scores is computed block by block with the greatest score so far, and the
-//! backward pass computes the weights again from the logarithm of their sum. Blocks in which a
-//! causal mask hides everything are left out.
+//! backward pass computes the weights again from the logarithm of their sum. Blocks that a causal
+//! mask hides completely are skipped.
 
 mod backward;
 mod dropout;
@@ -99,7 +99,8 @@ impl Attention {
         if self.causal { last_query } else { self.num_positions }
     }
 
-    /// Of `num_keys` keys from `first_key` on, those that a query attends to, which are the first.
+    /// The number of keys that a query attends to among the `num_keys` keys from `first_key` on:
+    /// these are the first ones.
     fn num_visible(&self, query: usize, first_key: usize, num_keys: usize) -> usize {
         match self.causal {
             true => (query + 1).saturating_sub(first_key).min(num_keys),

@@ -71,7 +71,7 @@ impl Axis {
         seen
     }
 
-    /// The part of a phase whose outputs are in a range that starts at a multiple of the period.
+    /// The part of a phase with outputs in a range that starts at a multiple of the period.
     pub fn part(&self, phase: &Phase, range: &Range<usize>) -> Range<usize> {
         let end = range.end.saturating_sub(phase.start).div_ceil(self.period);
         range.start / self.period..end.min(phase.count)

@@ -21,9 +21,9 @@ const BLOCK_BYTES: usize = 384 << 10;
 /// of them share few sets of the first-level cache.
 const MAX_IN_PLACE: usize = 128;
 
-/// How the work is cut: into chunks of the positions, whose partial sums are added, panels of
-/// output features, and groups of input channels. Each task keeps its sums as
-/// `[panel, group, tap, LANE, width]`.
+/// How the work is cut: into chunks of the positions, panels of output features, and groups of
+/// input channels. The partial sums of the chunks are added. Each task keeps its sums as `[panel,
+/// group, tap, LANE, width]`.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     processor: Processor,

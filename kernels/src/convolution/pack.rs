@@ -202,7 +202,7 @@ impl Layout {
         }
     }
 
-    /// One row whose channels are the columns that a position sees.
+    /// One row; its channels are the columns that a position sees.
     #[inline(always)]
     fn pack_folded<T: Scalar>(&self, block: &mut [T], image: &[T]) {
         let columns = &self.columns;

@@ -9,7 +9,7 @@ use super::pack::LANE;
 use crate::Scalar;
 use crate::vectors::lanes;
 
-/// What tiles depend on the processor for.
+/// The properties of the processor that tiles depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Processor {
     /// Elements of a vector.

@@ -31,7 +31,7 @@ use torchvision::TORCHVISION_RESNET;
 pub enum Layout {
     /// The same as ours.
     Same,
-    /// A matrix whose rows are our columns: `[in, out]`.
+    /// A matrix with our columns as rows: `[in, out]`.
     Transposed,
 }
 
@@ -49,21 +49,21 @@ pub enum Library {
 pub struct ForeignFormat {
     /// Its name in messages, with the article.
     pub name: &'static str,
-    /// The library whose models have these names.
+    /// The library with models of these names.
     pub library: Library,
     /// A prefix that all names may have. The library writes it.
     prefix: &'static str,
     /// Our path, their name.
     rows: &'static [(&'static str, &'static str, Layout)],
-    /// The same for what stands on top of the model, whose names have no prefix. A file may lack
-    /// them, or have others.
+    /// The same for heads on top of the model; their names have no prefix. A file may lack them, or
+    /// have others.
     heads: &'static [(&'static str, &'static str, Layout)],
-    /// Those of our paths in `rows` that a file may lack or have too many of, as if they were in
+    /// Paths of ours in `rows` that a file may lack or have too many of, as if they were in
     /// `heads`.
     optional: &'static [&'static str],
     /// Tensors in a file that are not parameters: masks, counters.
     ignored: &'static [&'static str],
-    /// Tensors that have two names, of which a file may have either or both.
+    /// Tensors that have two names; a file may have either or both.
     pub tied: &'static [Tied],
 }
 

@@ -5,8 +5,8 @@ use hlo::{CustomCall, HOST_KERNEL_TARGET, HOST_KERNELS_VERSION, Layouts, Tensor,
 
 use crate::{AttentionKernels, Scope};
 
-/// What the kernels compute: `dropout(softmax(q k^T / sqrt(d))) v` in each head, without what a
-/// mask hides.
+/// The kernels compute `dropout(softmax(q k^T / sqrt(d))) v` in each head, without the positions
+/// that a mask hides.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttentionCall {
     /// Positions of an example.
@@ -23,8 +23,8 @@ pub(super) struct AttentionCall {
 
 impl AttentionCall {
     /// `true` if the process has kernels for tensors like `x`: f32 and f64. Between ops a backend
-    /// may keep values of narrower types unrounded, but not what it hands to a kernel, so results
-    /// would depend on what it fuses.
+    /// may keep values of narrower types unrounded, but it rounds the operands of a kernel, so
+    /// results would depend on the ops that it fuses.
     pub fn is_for(scope: &Scope<'_>, x: Tensor<'_>) -> bool {
         scope.attention() == AttentionKernels::Host && x.dtype() == x.dtype().accumulation()
     }
@@ -70,7 +70,7 @@ impl AttentionCall {
                 let [num_rows, width] = y[0].dims();
                 let flops = self.flops(num_rows / self.num_positions, width / self.num_heads, 5);
                 let mut gradients = call(&backward, flops, &operands, results);
-                // Of the mask, which no gradient goes through.
+                // No gradient goes through the mask.
                 let others = x[num_qkv..].iter().filter(|x| x.dtype().is_float());
                 gradients.extend(others.map(|x| x.full_like(0.0)));
                 gradients
@@ -87,8 +87,8 @@ impl AttentionCall {
         2 * num_products * heads * scores * head_width as u64
     }
 
-    /// What dropout depends on, if there is any: two words of the key, and the first row of the
-    /// plain form's weights `[examples * heads, ..]` in the global batch.
+    /// The inputs of dropout, if there is any: two words of the key, and the first row of the plain
+    /// form's weights `[examples * heads, ..]` in the global batch.
     #[track_caller]
     fn random<'g>(&self, scope: &Scope<'g>, num_rows: usize) -> Option<Tensor<'g>> {
         let training = scope.training().filter(|_| self.rate > 0.0)?;

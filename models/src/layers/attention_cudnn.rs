@@ -20,9 +20,9 @@ const BTHD: [usize; 4] = [3, 2, 1, 0];
 const BHTD_AS_BTHD: [usize; 4] = [3, 1, 2, 0];
 
 impl AttentionCall {
-    /// `true` if cuDNN has kernels for tensors like `x` in heads of width `d`. It draws dropout by
-    /// a generator of its own, whose masks would depend on the number of devices, so attention with
-    /// dropout is written as ops.
+    /// `true` if cuDNN has kernels for tensors like `x` in heads of width `d`. cuDNN draws dropout
+    /// by a generator of its own, with masks that would depend on the number of devices, so
+    /// attention with dropout is written as ops.
     pub fn is_for_cudnn(&self, scope: &Scope<'_>, x: Tensor<'_>, d: usize) -> bool {
         let has_dropout = scope.training().is_some() && self.rate > 0.0;
         scope.attention() == AttentionKernels::Cudnn
@@ -107,7 +107,7 @@ impl AttentionCall {
     }
 }
 
-/// A call with row-major operands, whose results have the given types and layouts.
+/// A call with row-major operands and results of the given types and layouts.
 #[track_caller]
 fn call<'g>(
     target: &str,

@@ -46,8 +46,8 @@ pub fn gelu_exact(x: Tensor<'_>) -> Tensor<'_> {
     recomputed(x, |x| x * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0))
 }
 
-/// `f(x)` of an elementwise `f`, of which only `x` is kept for the backward pass. The result, as
-/// large as the greatest activations of a transformer, and all between are computed again, in ops
+/// `f(x)` of an elementwise `f`. Only `x` is kept for the backward pass. The result, as large as
+/// the greatest activations of a transformer, and all values in between are computed again, in ops
 /// that read and write little more than those they replace.
 ///
 /// Narrower floats than f32 are kept: XLA rounds what is between to their precision or not, as it

@@ -38,7 +38,7 @@ impl fmt::Debug for ObjectClient {
     }
 }
 
-/// What is directly below a prefix.
+/// The entries directly below a prefix.
 pub struct Listing {
     /// The names of files and their sizes.
     pub files: BTreeMap<String, u64>,
@@ -252,7 +252,7 @@ fn kind(error: &object_store::Error) -> io::ErrorKind {
     }
 }
 
-/// What failed, and what to set.
+/// The failure, and the settings that may help.
 fn describe(error: &object_store::Error) -> String {
     let mut text = error.to_string();
     // Causes that the text does not show yet.

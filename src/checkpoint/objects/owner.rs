@@ -48,7 +48,7 @@ impl Owner {
     pub fn check(&self, client: &ObjectClient, location: &Location) -> Result<(), Error> {
         let failed = Error::io("read", location.join(FILE));
         let text = match client.read(FILE) {
-            // It was removed, with everything below the prefix or by hand.
+            // The owner's object was removed, with everything below the prefix or by hand.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return self.put(client).map_err(Error::io("write", location.join(FILE)));
             }

@@ -121,7 +121,7 @@ impl Claim for ObjectPrefix {
             return Err(error);
         }
         let replaced = before.into_keys().filter(|name| is_shard(name) || is_upload_record(name));
-        // It is committed: if something is left, the next process removes it.
+        // The save is committed: if an old shard is left, the next process removes it.
         let _ = self.client.delete(replaced.map(|name| format!("{folder}/{name}")));
         Ok(place)
     }
@@ -202,7 +202,7 @@ fn is_shard(name: &str) -> bool {
 fn is_upload_record(name: &str) -> bool {
     let name = name.rsplit('/').next().unwrap_or_default();
     let inside = name.strip_prefix("upload.").and_then(|rest| rest.strip_suffix(".json"));
-    // Those of processes other than the first end with its index.
+    // Attempts of processes other than the first end with the index of the process.
     inside.is_some_and(|inside| is_attempt(inside.split('.').next().unwrap_or_default()))
 }
 

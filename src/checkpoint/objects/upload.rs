@@ -139,7 +139,7 @@ pub fn abort(client: &ObjectClient, record: &UploadRecord) -> io::Result<()> {
     let (store, path, id) = (client.parts.clone(), client.path(&record.name), record.id.clone());
     let abort = client.start(async move { store.abort_multipart(&path, &id).await })?;
     match abort.wait() {
-        // It has ended, or this process may not abort any.
+        // The upload has ended, or this process may not abort any.
         Err(error) if matches!(error.kind(), NotFound | PermissionDenied) => Ok(()),
         aborted => aborted,
     }

@@ -71,7 +71,7 @@ fn folder_options(saved: &SavedModel, max_file_bytes: usize) -> Result<FolderOpt
     let Some((text, path)) = saved.config()? else { return Ok(without_texts) };
     let config = Config::parse(&text, &path, &[])?;
     let DataConfig::Classification(texts) = &config.data else { return Ok(without_texts) };
-    // They may follow from the training file. Without it the classes have no names.
+    // The names may follow from the training file. Without it the classes have no names.
     let labels = data::class_names(texts).unwrap_or_default();
     let tokenizer = texts.tokenizer.clone().filter(|path| path.exists());
     Ok(FolderOptions { labels, tokenizer, max_file_bytes })

@@ -43,14 +43,14 @@ fn stored(dir: &Path) -> Result<(Vec<StoredCheckpoint>, Vec<StoredCheckpoint>)> 
     Ok((vec![StoredCheckpoint { step, location: place }], vec![]))
 }
 
-/// What is wrong with a checkpoint without a manifest; `None` in an object store, where saves in
-/// progress have none.
+/// The error of a checkpoint without a manifest; `None` in an object store, where saves in progress
+/// have none.
 fn damage(incomplete: &StoredCheckpoint) -> Option<Error> {
     let path = incomplete.location.clone();
     matches!(path, Location::Path(_)).then_some(Error::Incomplete { path })
 }
 
-/// What is said of one that is not known to be damaged.
+/// The message about a checkpoint without a manifest that is not known to be damaged.
 const UNFINISHED: &str = "has no manifest.json: its save has not finished";
 
 fn num_bytes(checkpoint: &Checkpoint) -> u64 {
@@ -63,7 +63,7 @@ fn list(dir: &Path, json: bool) -> Result<()> {
     for stored in found {
         let (checkpoint, damage) = match stored.open() {
             Ok(checkpoint) => (Some(checkpoint), None),
-            // It has been removed since: a run keeps the newest only.
+            // The checkpoint has been removed since: a run keeps the newest only.
             Err(Error::NotACheckpoint { .. }) => continue,
             Err(
                 error @ (Error::Damaged { .. } | Error::Incomplete { .. } | Error::Version { .. }),

@@ -7,7 +7,7 @@ use super::findings::Diagnosis;
 use crate::cli::place::Fault;
 use crate::cluster::environment::{Environment, Known};
 
-/// What was found in the environment. `None` for one process.
+/// The environment of the job. `None` for one process.
 #[derive(Debug, Serialize)]
 pub struct ClusterReport {
     pub launcher: Option<&'static str>,

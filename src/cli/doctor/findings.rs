@@ -9,9 +9,9 @@ use super::nvidia::{Driver, Nvidia, NvidiaGpu};
 /// A cause of slow or failing runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Diagnosis {
-    /// What is wrong.
+    /// The problem.
     pub what: String,
-    /// What to change.
+    /// The remedy.
     pub change: String,
 }
 

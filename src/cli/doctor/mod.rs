@@ -26,7 +26,7 @@ pub use host::Host;
 pub use nvidia::probe_here as probe_nvidia_here;
 pub use plugins::{has_device_files, probe_here as probe_plugin_here};
 
-/// What was found.
+/// All that `doctor` reports.
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]

@@ -24,7 +24,7 @@ pub struct PluginReport {
     pub version: Option<String>,
     #[serde(flatten)]
     pub found: ProbedPlugin,
-    /// What is wrong, in words.
+    /// The problem, in words.
     pub problem: Option<String>,
 }
 
@@ -105,7 +105,7 @@ fn api_version(plugin: &Plugin) -> String {
 }
 
 /// Files of devices, as the beginnings of their names: NVIDIA's driver, also under WSL and on
-/// Jetson; TPUs, whose later generations are passed through as numbered files.
+/// Jetson; TPUs, with numbered files for later generations, which are passed through.
 const CUDA_FILES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu"];
 const TPU_DIRS: [(&str, &str); 2] = [("/dev", "accel"), ("/dev/vfio", "")];
 

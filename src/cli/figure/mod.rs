@@ -54,7 +54,7 @@ pub enum Scale {
     Linear,
     /// From 0 on, with ticks at whole numbers only.
     Whole,
-    /// By its logarithm, with ticks at powers of this base. Values of 0 are left out.
+    /// By its logarithm, with ticks at powers of this base. Values of 0 are omitted.
     Log(f64),
 }
 
@@ -133,7 +133,7 @@ fn is_figure(head: &[u8]) -> bool {
         || head.starts_with(b"\x89PNG") && has(&in_png)
 }
 
-/// Draws into a file, whose extension says in which format.
+/// Draws into a file; its extension gives the format.
 pub fn save(file: OutputFile<'_>, figure: &Figure) -> Result<()> {
     file.write(&format_of(file.path)?(figure)?)
 }

@@ -1,4 +1,4 @@
-//! What pictures must have, whatever is in them.
+//! Properties of every picture.
 
 use super::*;
 

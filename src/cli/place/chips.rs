@@ -25,8 +25,8 @@ const TPU_VARIABLES: [(&str, &[&str]); 7] = [
     ("CLOUD_TPU_TASK_ID", &[""]),
 ];
 
-/// What is missing on this machine. A process alone hears it from its plugin; one
-/// of several would wait for the others before.
+/// Problems with the chips of this machine. A single process hears of them from its plugin; one of
+/// several would first wait for the others.
 pub(super) fn chips(
     probe: &Probe,
     wanted: &Wanted<'_>,

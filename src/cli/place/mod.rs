@@ -21,22 +21,22 @@ use crate::launch::variable;
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What is wrong.
+    /// The problem.
     pub what: String,
-    /// What to change.
+    /// The remedy.
     pub change: String,
-    /// What `train` makes of it.
+    /// The consequence for `train`.
     pub weight: Weight,
 }
 
-/// What `train` makes of a finding. `doctor` reports all.
+/// The consequence of a finding for `train`. `doctor` reports all findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weight {
     /// Nothing: the run does not depend on it.
     Note,
-    /// It warns.
+    /// `train` warns.
     Warning,
-    /// It ends.
+    /// `train` ends.
     Error,
 }
 
@@ -45,17 +45,17 @@ pub enum Weight {
 pub struct OwnPlace {
     /// `None` for a process alone, and if it is not known.
     pub environment: Option<Environment>,
-    /// What keeps the place from being known.
+    /// The reason why the place is not known.
     pub obstacle: Option<String>,
-    /// What the processes of the job share, if there are several.
+    /// The secret that the processes of the job share, if there are several.
     pub secret: Option<Secret>,
     /// Where the processes of the job keep values.
     pub store: StoreUrl,
-    /// What is wrong.
+    /// The problem.
     pub findings: Vec<Fault>,
 }
 
-/// What a run is to have.
+/// The settings that a run asks for.
 #[derive(Debug, Default)]
 pub struct Wanted<'a> {
     /// Values of the configuration.
@@ -68,7 +68,7 @@ pub struct Wanted<'a> {
     store: StoreUrl,
 }
 
-/// What this machine is.
+/// This machine.
 pub struct Machine<'a> {
     has_gpus: bool,
     has_tpus: bool,
@@ -106,7 +106,7 @@ pub fn of_run(config: &Config) -> OwnPlace {
     here(&wanted, &Host::here(), config.device.backend == Backend::Tpu)
 }
 
-/// The place of this process for a run of which only the environment is known.
+/// The place of this process in a run, as far as the environment alone tells it.
 pub fn of_any_run(host: &Host) -> OwnPlace {
     // Elsewhere the metadata server may be slow not to exist.
     let asks = host.tpu_pci_devices > 0 || host.is_google_cloud;
@@ -229,7 +229,8 @@ fn store(
     })
 }
 
-/// What only several processes need ends `train` if this is one of them.
+/// The weight of a problem that only matters to several processes: it ends `train` if this is one
+/// of them.
 fn weight_for(several: Option<&Environment>) -> Weight {
     if several.is_some() { Weight::Error } else { Weight::Note }
 }

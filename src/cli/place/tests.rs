@@ -1,4 +1,4 @@
-//! What is found wrong with recorded environments.
+//! The findings about recorded environments.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -43,7 +43,7 @@ fn on(backend: &Backend) -> Wanted<'_> {
     Wanted { backend: Some(backend), ..Wanted::default() }
 }
 
-/// What `doctor` says.
+/// The findings of `doctor`.
 fn findings(recorded: &[&str]) -> Vec<Fault> {
     place(recorded, &Wanted::default(), "").findings
 }
@@ -78,7 +78,7 @@ fn a_token_is_needed_by_several_processes() {
     check(with("LOCKSTEP_TOKEN=hello"), Weight::Error, "LOCKSTEP_TOKEN does not hold", "openssl");
     check(with("LOCKSTEP_TOKEN=0123"), Weight::Error, "LOCKSTEP_TOKEN has only 2 bytes", "16");
     check(with("LOCKSTEP_TOKEN="), Weight::Error, "LOCKSTEP_TOKEN has only 0 bytes", "16");
-    // What `launch` would refuse.
+    // A token that `launch` would refuse.
     check(findings(&["LOCKSTEP_TOKEN=hello"]), Weight::Note, "does not hold", "openssl");
     let path = Path::new("/no/such/token");
     let wanted = Wanted { token_file: Some(path), ..Wanted::default() };

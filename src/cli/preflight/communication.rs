@@ -8,13 +8,13 @@ use crate::cli::compile::TargetStep;
 use crate::config::BatchSize;
 use crate::targets::{CompileReport, Row, ScalingPrediction, Scenario, Target};
 
-/// The part of a step that may wait for collectives.
+/// The largest fraction of a step that waiting for collectives may take.
 const MAX_EXPOSED: f64 = 0.1;
 /// Larger batches that are tried where the step waits for collectives.
 const LARGER: [usize; 4] = [2, 4, 8, 16];
-/// Statistics of fewer examples are noise, of which the recipe checker warns.
+/// Statistics of fewer examples are noise; the recipe checker warns about them.
 const MIN_NORM_GROUP: usize = 8;
-/// Another setting helps if the step waits for at most this part of what it waits for now.
+/// Another setting helps if it cuts the step's waiting time to at most this fraction.
 const HELPS: f64 = 0.7;
 
 /// `report` is of the compiled step, `rows` are predictions for it on parts of the target.
@@ -37,7 +37,7 @@ pub(super) fn answer(
         milliseconds(report.jitter_ms),
     )];
     let whole = rows.rows.iter().find(|row| row.num_devices == target.num_devices());
-    // They differ in what is hidden only.
+    // The two differ only in the communication that is hidden.
     details.extend(whole.map(|row| {
         format!(
             "the schedule is the compiled one; `lockstep plan`, which knows only the graph, \
@@ -73,14 +73,14 @@ struct Trials<'a> {
     config: &'a ConfigArgs,
     target: &'a Target,
     step: &'a TargetStep,
-    /// What the compiled step waits for.
+    /// Milliseconds that the compiled step waits for collectives.
     exposed_ms: f64,
-    /// What is predicted for it from its graph.
+    /// The prediction for the whole target from the step's graph.
     whole: Option<&'a Row>,
 }
 
 impl Trials<'_> {
-    /// What helps, the settings first that change the run least.
+    /// Settings that help, first those that change the run least.
     fn changes(&self, rows: &ScalingPrediction) -> Vec<String> {
         let with_caveat = |change: String, exposed: f64| {
             format!(
@@ -124,7 +124,7 @@ impl Trials<'_> {
         is_less.then_some((set, row.exposed_ms / row.step_ms))
     }
 
-    /// Unrolled blocks, whose collectives overlap with those of other blocks.
+    /// Unrolled blocks: their collectives overlap with those of other blocks.
     fn unrolled(&self) -> Option<(String, f64)> {
         let model = toml::Value::try_from(&self.step.loaded.config.model).ok()?;
         let is_scanned = model.get("scan_layers").and_then(toml::Value::as_bool) == Some(true);
@@ -146,8 +146,8 @@ impl Trials<'_> {
             BatchSize::Global(batch) => ("train.global_batch", batch),
             BatchSize::PerReplica(batch) => ("train.batch_per_replica", batch),
         };
-        // What the compiled schedule does not hide although the graph would let it is not hidden
-        // then either.
+        // The compiled schedule exposes some communication that the graph would let it hide. That
+        // is not hidden then either.
         let more_ms = (self.exposed_ms - self.whole?.exposed_ms).max(0.0);
         LARGER.into_iter().find_map(|factor| {
             let set = format!("{key}={}", now.checked_mul(factor)?);

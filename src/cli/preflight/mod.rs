@@ -163,7 +163,7 @@ fn input(
     PreflightAnswer { verdict: PreflightVerdict::of(is_enough), summary, details, changes }
 }
 
-/// What to change if a host needs so many processors to read the data.
+/// Advice if a host needs so many processors to read the data.
 fn faster_input(data: &DataConfig, num_processors: f64) -> String {
     let needed = number(num_processors);
     match data {

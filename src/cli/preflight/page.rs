@@ -15,7 +15,7 @@ use crate::targets::{Row, ScalingPrediction};
 /// Points of the curve of learning rates.
 const NUM_POINTS: u64 = 2000;
 
-/// What `preflight` prints.
+/// The output of `preflight`.
 #[derive(Debug, Serialize)]
 pub(super) struct Preflight {
     pub config: String,
@@ -28,7 +28,7 @@ pub(super) struct Preflight {
     pub answers: PreflightAnswers,
 }
 
-/// What the steps of a run take.
+/// The resources of the steps of a run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct RunCost {
     pub num_steps: u64,
@@ -64,7 +64,7 @@ pub(super) struct PreflightAnswer {
     pub verdict: PreflightVerdict,
     pub summary: String,
     pub details: Vec<String>,
-    /// What to change if the verdict is no.
+    /// Advice if the verdict is no.
     pub changes: Vec<String>,
 }
 

@@ -18,12 +18,12 @@ use crate::train;
 /// Columns of a line of text.
 const WIDTH: usize = 100;
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Report {
     num_replicas: usize,
     findings: Vec<Finding>,
-    /// The rules that are left out, with the reasons.
+    /// The ignored rules, with the reasons.
     ignored: BTreeMap<String, String>,
     when_replicas_double: Doubling,
 }
@@ -52,8 +52,8 @@ pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
 /// `train` would refuse the recipe with.
 ///
 /// # Errors
-/// A recipe without a report: a batch that does not divide, a run whose length is not known, an
-/// ignored rule that does not exist.
+/// A recipe without a report: a batch that does not divide, a run of unknown length, an ignored
+/// rule that does not exist.
 pub fn findings(config: &Config) -> Result<Vec<Finding>> {
     check_ignored(config)?;
     let examples = Examples::of(config);
@@ -70,7 +70,7 @@ fn findings_of(recipe: &Recipe<'_>, examples: &Examples) -> Vec<Finding> {
     findings
 }
 
-/// Refuses names of ignored rules that are none, or cannot be left out.
+/// Refuses ignored rules that do not exist or cannot be ignored.
 fn check_ignored(config: &Config) -> Result<()> {
     for name in config.check.ignored_rules.keys() {
         if name == REFUSED.name {
@@ -84,7 +84,7 @@ fn check_ignored(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// What `train` would refuse the configuration with, unless an error says so already.
+/// The error with which `train` would refuse the configuration, unless a finding says so already.
 fn refused(config: &Config, num_examples: Option<usize>, findings: &[Finding]) -> Option<Finding> {
     let reason = train::check_config(config, num_examples).err()?.to_string();
     let says_so = |finding: &Finding| finding.reason.contains(&reason);

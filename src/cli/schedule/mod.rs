@@ -40,7 +40,7 @@ impl Column {
     }
 }
 
-/// What `--json` prints of a [`Column`].
+/// The output of `--json` for a [`Column`].
 #[derive(Serialize)]
 struct Figures {
     num_replicas: Option<usize>,

@@ -13,8 +13,8 @@ use crate::config::Config;
 /// Points of a curve: more than there are pixels across.
 const NUM_POINTS: u64 = 2000;
 
-/// Draws the schedules of a configuration, read from the file `source`, into a file whose extension
-/// says in which format.
+/// Draws the schedules of a configuration, read from the file `source`, into a file; its extension
+/// gives the format.
 pub fn save(
     file: OutputFile<'_>,
     source: &Path,

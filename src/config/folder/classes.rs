@@ -1,4 +1,4 @@
-//! What the classes of a folder's model are called, and whether a text has one of them.
+//! The names of the classes of a folder's model, and whether a text has one or several of them.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ impl FolderClasses {
         format!("LABEL_{class}")
     }
 
-    /// What `config` says, by `id2label`, `label2id`, `num_labels` and `problem_type`.
+    /// The classes in `config`, from `id2label`, `label2id`, `num_labels` and `problem_type`.
     ///
     /// # Errors
     /// Keys that contradict each other, and a head that gives numbers, not classes.

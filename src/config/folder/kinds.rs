@@ -1,4 +1,4 @@
-//! What of a `config.json` is read, and what must have a certain value.
+//! The keys of a `config.json` that are read, and those that must have a certain value.
 
 /// An architecture as transformers names it.
 pub(super) struct FolderKind {

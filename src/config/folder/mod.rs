@@ -110,7 +110,7 @@ impl FolderConfig {
         &self.path
     }
 
-    /// What the classes of the model are, if it has some.
+    /// The classes of the model, if it has some.
     ///
     /// # Errors
     /// Keys that contradict each other, and a model that gives numbers.

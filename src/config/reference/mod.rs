@@ -46,7 +46,7 @@ pub fn reference() -> String {
     page
 }
 
-/// What comes with one value of a section's tag.
+/// The keys of one value of a section's tag.
 fn of_choice(section: &SectionInfo, tag: &Tag, choice: &'static str) -> String {
     let heading = format!("\n### `{} = {choice:?}`\n", tag.name);
     let own = section.keys(choice).iter().filter(|key| !key.is_shared);

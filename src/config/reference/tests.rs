@@ -14,7 +14,7 @@ use crate::config::key::{Fallback, KeyInfo, KeyLimits, Kind, POSITIVE_F32};
 use crate::config::keys::SectionInfo;
 use crate::config::{Config, SECTIONS};
 
-/// What stands for [`Kind::Other`]: some values that are taken, and some that are not.
+/// Samples for [`Kind::Other`]: some values that are taken, and some that are not.
 const SAMPLES: &[(&str, &[&str], &[&str])] = &[
     ("`HOST:PORT`", &["\"host:1\"", "\"[::1]:65535\""], &["\"host\"", "\"host:0\"", "\":1\"", "1"]),
     (
@@ -95,7 +95,7 @@ const NEEDED: [(&str, &str); 8] = [
     ("factors", "[0.5]"),
 ];
 
-/// What must be set beside a key so that it has all of its range.
+/// Settings beside a key so that it has all of its range.
 const COMPANIONS: [(&str, &[&str]); 14] = [
     ("mesh.data", &["train.global_batch=131072"]),
     ("parallel.zero", &["mesh.fsdp=2"]),

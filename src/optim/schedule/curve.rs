@@ -83,7 +83,7 @@ impl Curve {
         }
         let from = origin(decay.boundaries_from, warmup_steps);
         let boundaries = places(&decay.boundaries(), run, from)?;
-        // Of each piece, computed once: a schedule may have a boundary at every step.
+        // The start of each piece, computed once: a schedule may have a boundary at every step.
         let starts = std::iter::once(0).chain(boundaries.iter().copied());
         let pieces: Vec<_> =
             starts.map(|start| (start, step_decay(start, &boundaries, factor))).collect();

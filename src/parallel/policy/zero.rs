@@ -6,8 +6,9 @@ use hlo::{Axis, AxisSet, Mesh, Sharding, Tensor};
 
 use super::{Policy, UseDTypes};
 
-/// What a step holds whole. Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory optimizations toward
-/// training trillion parameter models" (2020), section 5. M is the number of microbatches.
+/// Which tensors a step holds whole. Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory
+/// optimizations toward training trillion parameter models" (2020), section 5. M is the number of
+/// microbatches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ZeroStage {
     /// Parameters and gradients are whole during a step: one gather and one scatter per step.
@@ -27,7 +28,7 @@ pub enum ZeroStage {
 /// over `data`. Gathers are in the dtype to which layers round the parameter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Zero {
-    /// What a step holds whole.
+    /// Which tensors a step holds whole.
     pub stage: ZeroStage,
 }
 
@@ -45,8 +46,8 @@ impl Zero {
     }
 
     /// The dim that is cut: the largest that the number of shards divides; of equal ones the first.
-    /// Dims whose shards are whole tiles of a TPU's layout come before others: on TPUs, XLA
-    /// overlaps only their scatters with matmuls, and may sum a gradient with other shards whole
+    /// Dims with shards of whole tiles in a TPU's layout come before others. On TPUs, XLA overlaps
+    /// only the scatters of such shards with matmuls; it may sum a gradient with other shards whole
     /// before it cuts it.
     fn dim(dims: &[usize], num_shards: usize) -> Result<usize, WhyWhole> {
         let num_elements = dims.iter().fold(1usize, |n, dim| n.saturating_mul(*dim));
@@ -79,7 +80,7 @@ const TPU_TILE: [usize; 2] = [8, 128];
 /// Why every replica holds a parameter whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhyWhole {
-    /// It has too few elements to be worth a collective.
+    /// The parameter has too few elements to be worth a collective.
     Small {
         /// `true` if it has at most one dim.
         is_vector: bool,
@@ -197,7 +198,7 @@ fn gather<'g>(shard: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
     cut.fold(shard, |x, (dim, axes)| axes.iter().fold(x, |x, axis| x.all_gather(dim, axis)))
 }
 
-/// The sum over the replicas that hold the shards, of which each keeps its shard. The VJP of
+/// The sum over the replicas that hold the shards; each replica keeps its shard of it. The VJP of
 /// [`gather`].
 #[track_caller]
 fn scatter<'g>(whole: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {

@@ -78,7 +78,7 @@ pub struct HostCall {
     pending: Option<PendingCall>,
 }
 
-/// What tells XLA that a call is complete.
+/// Tells XLA that a call is complete.
 pub(super) struct PendingCall {
     pub api: *const Api,
     pub future: *mut abi::Future,

@@ -75,8 +75,8 @@ mod control {
     }
 
     pub(super) fn write(value: Register) {
-        // SAFETY: writes FPCR, whose value was read from it but for the bit of FLUSH: no exception
-        // is unmasked.
+        // SAFETY: writes to FPCR the value that was read from it, with only the bit of FLUSH
+        // changed: no exception is unmasked.
         unsafe { asm!("msr fpcr, {}", in(reg) value, options(nomem, nostack, preserves_flags)) };
     }
 }

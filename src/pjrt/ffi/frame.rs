@@ -27,8 +27,8 @@ pub(super) unsafe fn answer_version(frame: *mut CallFrame) -> bool {
         while !extension.is_null() {
             if (*extension).kind == abi::METADATA_EXTENSION {
                 let metadata = (*extension.cast::<abi::MetadataExtension>()).metadata;
-                // What is used here has been the same in all versions, so XLA's own is the right
-                // one.
+                // The fields that are used here have been the same in all versions, so XLA's own
+                // struct is the right one.
                 let api = &*(*frame).api;
                 (*metadata).api_version.major_version = api.api_version.major_version;
                 (*metadata).api_version.minor_version = api.api_version.minor_version;

@@ -32,7 +32,7 @@ pub(in crate::pjrt) fn set(kernels: impl FnOnce() -> Arc<dyn HostKernels>) {
     KERNELS.get_or_init(kernels);
 }
 
-/// What a kernel computes, as its custom call says.
+/// The computation of a kernel, from its custom call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kernel {
     /// The generalised matrix product of two operands.
@@ -125,7 +125,7 @@ impl<'c> KernelCall<'c> {
         self.workers
     }
 
-    /// What to compute.
+    /// The computation.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
     }

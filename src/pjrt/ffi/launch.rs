@@ -1,4 +1,4 @@
-//! Launches in flight of programs whose collectives the host computes.
+//! Launches in flight of programs with collectives that the host computes.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a collective computes, as its custom call says.
+//! The computation of a collective, from its custom call.
 
 use hlo::Reduction;
 
@@ -7,7 +7,7 @@ use hlo::Reduction;
 pub struct CollectiveSite {
     /// The number of the collective in its program.
     pub index: usize,
-    /// What it computes.
+    /// Its computation.
     pub kind: CollectiveKind,
     /// The replica groups, one after the other.
     pub groups: Vec<usize>,
@@ -15,7 +15,7 @@ pub struct CollectiveSite {
     pub group_size: usize,
 }
 
-/// What a collective computes in each replica group. Positions are places in the group.
+/// The computation of a collective in each replica group. Positions are places in the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CollectiveKind {
     /// The reduction of each operand.
@@ -25,7 +25,7 @@ pub enum CollectiveKind {
         /// The dim along which they are joined.
         dim: usize,
     },
-    /// The reduction, of which each replica gets its piece of `dim`.
+    /// The reduction; each replica gets its piece of `dim`.
     ReduceScatter {
         /// The dim that is cut.
         dim: usize,

@@ -131,7 +131,7 @@ impl Help {
     }
 }
 
-/// What a worker runs.
+/// The entry point of a worker.
 unsafe extern "C" fn run(data: *mut c_void) {
     // SAFETY: `schedule` passes an `Arc` of this type to exactly one call.
     let help = unsafe { Arc::from_raw(data.cast::<Help>()) };

@@ -111,7 +111,7 @@ pub enum InstallError {
     Unpack {
         /// The wheel.
         file: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
 }

@@ -21,7 +21,7 @@ pub struct Listed {
     pub version: &'static str,
     /// The plugin on this machine, if there is one.
     pub found: Option<FoundPlugin>,
-    /// What is wrong with its files, judging by their sizes and times.
+    /// The damage of its files, judged by their sizes and times.
     pub damage: Option<String>,
 }
 
@@ -148,7 +148,7 @@ fn not_ours(plugin: &'static CatalogEntry, options: &InstallOptions) -> InstallE
     }
 }
 
-/// What is wrong with the plugin in our own cache, judging by sizes and times.
+/// The damage of the plugin in our own cache, judged by sizes and times.
 pub(super) fn damage(plugin: &'static CatalogEntry, options: &InstallOptions) -> Option<String> {
     record::check(&install_dir(plugin, options)).err()
 }

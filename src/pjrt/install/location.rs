@@ -14,7 +14,7 @@ pub(super) const PLUGINS_DIR: &str = "plugins";
 pub struct InstallOptions {
     /// The directory for plugins and compiled programs.
     pub cache_dir: PathBuf,
-    /// The Python interpreter whose pip is used.
+    /// The Python interpreter; its pip is used.
     pub python: PathBuf,
 }
 

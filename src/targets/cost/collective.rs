@@ -112,7 +112,7 @@ pub fn reduce_scatter(fabric: &Fabric, bytes: f64) -> f64 {
     in_group(&fabric.group, bytes) + ring_pass(fabric.num_groups, bytes / group, fabric.network)
 }
 
-/// Seconds of an all_gather whose result has `bytes` per device, the same as of a reduce_scatter.
+/// Seconds of an all_gather with a result of `bytes` per device; a reduce_scatter takes as long.
 pub fn all_gather(fabric: &Fabric, bytes: f64) -> f64 {
     reduce_scatter(fabric, bytes)
 }

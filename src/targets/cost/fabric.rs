@@ -14,11 +14,11 @@ pub struct Wire {
 /// The devices of a collective: equal groups with a fast interconnect, connected by a network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fabric {
-    /// What connects the devices of a group.
+    /// The links between the devices of a group.
     pub group: Group,
     /// Number of groups.
     pub num_groups: usize,
-    /// What connects the groups, per device.
+    /// The links between the groups, per device.
     pub network: Wire,
 }
 

@@ -49,8 +49,8 @@ impl InProcess {
     }
 
     /// Fits the machine to three measurements of (replicas, bytes per replica, seconds without the
-    /// meeting): one that fits in the cache, one in memory, and one of which only the sum fits in
-    /// the cache.
+    /// meeting): one that fits in the cache, one in memory, and one where only the sum fits in the
+    /// cache.
     pub fn calibrate(
         cache_bytes: f64,
         in_cache: (usize, f64, f64),

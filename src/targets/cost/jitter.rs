@@ -38,8 +38,8 @@ pub fn expected_maximum(n: usize) -> f64 {
     normal_quantile((n - 0.375) / (n + 0.25))
 }
 
-/// Seconds that `num_devices` wait for the slowest of them in a step whose compute takes
-/// `compute_secs` on average.
+/// Seconds that `num_devices` wait for the slowest of them in a step with `compute_secs` of compute
+/// on average.
 pub fn waiting_secs(compute_secs: f64, variation: f64, num_devices: usize) -> f64 {
     compute_secs * variation * expected_maximum(num_devices)
 }
@@ -57,8 +57,8 @@ pub fn num_varying(target: &Target, num_devices: usize) -> usize {
     }
 }
 
-/// The quantile of the standard normal distribution for `0.5 <= p < 1`, by Abramowitz and Stegun,
-/// "Handbook of Mathematical Functions" (1964), 26.2.23, whose error is below 4.5e-4.
+/// The quantile of the standard normal distribution for `0.5 <= p < 1`, with an error below 4.5e-4:
+/// Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), 26.2.23.
 fn normal_quantile(p: f64) -> f64 {
     let t = (-2.0 * (1.0 - p).max(f64::MIN_POSITIVE).ln()).sqrt();
     let above = 2.515_517 + t * (0.802_853 + t * 0.010_328);

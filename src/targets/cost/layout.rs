@@ -62,7 +62,8 @@ impl DeviceLayout {
         self.line
     }
 
-    /// What connects the replicas of a group. Replicas that the target does not have are ignored.
+    /// The links between the replicas of a group. Replicas that the target does not have are
+    /// ignored.
     ///
     /// On a torus the group is taken as a box. Where it takes only every `s`-th chip of a dim, `s`
     /// groups share the links, and a hop passes `s` of them.
@@ -110,7 +111,7 @@ impl DeviceLayout {
         self
     }
 
-    /// What connects the first `num_devices` replicas.
+    /// The links between the first `num_devices` replicas.
     pub fn first(&self, num_devices: usize) -> Fabric {
         self.fabric(&(0..num_devices).collect::<Vec<_>>())
     }
@@ -234,7 +235,7 @@ mod tests {
         let (chip, between) = sides(&layout.first(2));
         let (cube, link) = sides(&layout.first(16));
         assert_eq!((chip, cube), (vec![2], vec![2, 2, 2]));
-        // Six links of 100 GB/s, of which each core has half.
+        // Six links of 100 GB/s; each core has half of them.
         assert!((between / link - 12.0).abs() < 1e-9, "{between} {link}");
         assert_eq!(layout.first(16).num_devices(), 16);
         // Each core sends half of the bytes to the other, then the two send a half each over the

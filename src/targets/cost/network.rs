@@ -60,7 +60,7 @@ const SPRAYED_SHARE: f64 = 0.9;
 
 /// Names, bandwidths in Gb/s after line coding, and whether RDMA is used. InfiniBand: 4 lanes,
 /// InfiniBand Trade Association, roadmap; SDR to QDR lose a fifth to 8b/10b, FDR to NDR 3 % to
-/// 64b/66b, which the names of EDR and later leave out.
+/// 64b/66b, which the names of EDR and later do not count.
 const NETWORKS: [(&str, f64, bool); 16] = [
     ("ib-sdr", 8.0, true),
     ("ib-ddr", 16.0, true),

@@ -5,8 +5,8 @@
 //!
 //! Each kernel also takes a constant time to start, to fill the chip and to drain it, and each step
 //! a constant time to be sent to the device. With the constant, a matmul's speed grows with its
-//! size as in Hockney, "Parallel Computers" (1981): one whose FLOPs take as long as the constant
-//! reaches half of the asymptotic speed.
+//! size as in Hockney, "Parallel Computers" (1981): a matmul reaches half of the asymptotic speed
+//! if its FLOPs take as long as the constant.
 
 use hlo::{Cost, Graph, MatmulCost};
 
@@ -27,20 +27,20 @@ pub struct Work {
     pub element_bytes: usize,
 }
 
-/// What fused attention reaches of the speed of matmuls. It computes exponentials between its two
-/// products: FlashAttention reaches 25 to 40 % of an A100's peak and FlashAttention-2 50 to 73 %,
-/// where matmuls reach 80 to 90 % (Dao, "FlashAttention-2", 2023).
+/// The speed of fused attention as a share of the speed of matmuls. It computes exponentials
+/// between its two products: FlashAttention reaches 25 to 40 % of an A100's peak and
+/// FlashAttention-2 50 to 73 %, where matmuls reach 80 to 90 % (Dao, "FlashAttention-2", 2023).
 const ATTENTION_SHARE: f64 = 0.45;
 /// The fraction of memory bandwidth that streaming kernels reach: an assumption for all chips.
 const MEMORY_SHARE: f64 = 0.85;
 
 /// Constant times, in seconds.
 struct Constants {
-    /// Of a step: the host sends the program to the device.
+    /// Start of a step: the host sends the program to the device.
     step: f64,
-    /// Of a matmul.
+    /// Start of a matmul.
     matmul: f64,
-    /// Of any other kernel.
+    /// Start of any other kernel.
     kernel: f64,
 }
 

@@ -47,7 +47,7 @@ pub struct Stragglers {
 /// The simulated step with a number of backups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BackupStep {
-    /// Devices besides those whose gradients are used.
+    /// Devices besides those that contribute gradients.
     pub num_backups: usize,
     /// Mean time of a step in seconds.
     pub mean_secs: f64,
@@ -142,8 +142,9 @@ impl Stragglers {
         )
     }
 
-    /// Steps of `num_devices` and 0, 1, 2, ... backups, whose compute takes `compute_secs` on
-    /// average if no device is slow, and which wait `exposed_secs` for collectives.
+    /// Simulates steps of `num_devices` and 0, 1, 2, ... backups. The compute of a step takes
+    /// `compute_secs` on average if no device is slow; the step also waits `exposed_secs` for
+    /// collectives.
     pub fn simulate(
         &self,
         num_devices: usize,
@@ -201,8 +202,8 @@ impl Stragglers {
     }
 }
 
-/// The probability that a standard normal value exceeds `x`, by Abramowitz and Stegun, "Handbook of
-/// Mathematical Functions" (1964), 26.2.17, whose error is below 7.5e-8.
+/// The probability that a standard normal value exceeds `x`, with an error below 7.5e-8: Abramowitz
+/// and Stegun, "Handbook of Mathematical Functions" (1964), 26.2.17.
 fn normal_tail(x: f64) -> f64 {
     if x < 0.0 {
         return 1.0 - normal_tail(-x);

@@ -40,7 +40,7 @@ impl Timeline {
         Self { mesh: *graph.mesh(), transfers: transfers(graph) }
     }
 
-    /// A timeline for models of which only the size is known: gradients become final evenly over
+    /// A timeline for a model that is known by its size only: gradients become final evenly over
     /// the backward pass, which is the last two thirds of the compute, and are all_reduced.
     pub fn even(gradient_bytes: f64) -> Self {
         const PARTS: usize = 64;
@@ -82,7 +82,7 @@ impl Timeline {
     }
 
     /// The groups of the all_reduce with the most bytes, and the bytes of all all_reduces over
-    /// these groups. All_reduces among one replica, which move nothing, are left out.
+    /// these groups. All_reduces among one replica move nothing and are omitted.
     pub fn all_reduced(&self) -> Option<(Groups, u64)> {
         let moves = |groups: Groups| groups.size(&self.mesh) != Ok(1);
         let all = self.reductions().filter(|t| t.kind == "all_reduce" && moves(t.groups));
@@ -135,7 +135,7 @@ impl Timeline {
                 }
                 waits
             });
-            // What else is to be reduced depends on it, and compilers leave it synchronous.
+            // Later reductions depend on it, and compilers leave it synchronous.
             if is_of_activations(&transfer) {
                 let last = Transfer { needed: transfer.ready, ..transfer };
                 queue.run(&Bucket { last, bytes: transfer.whole_bytes as f64 });
@@ -221,7 +221,7 @@ pub(crate) fn first_group(mesh: &Mesh, groups: Groups) -> Vec<usize> {
     groups.list(mesh).ok().and_then(|groups| groups.into_iter().next()).unwrap_or_default()
 }
 
-/// An all_reduce over `data` whose result is needed at the end.
+/// An all_reduce over `data`; the step needs its result at the end.
 fn reduced(whole_bytes: u64, ready: f64) -> Transfer {
     let groups = Axis::Data.into();
     Transfer { kind: "all_reduce", groups, whole_bytes, ready, needed: 1.0, depth: 0 }

@@ -1,4 +1,4 @@
-//! What the classes mean of a model that a run starts from.
+//! The meaning of the classes of a model that a run starts from.
 
 use std::path::Path;
 
@@ -25,8 +25,8 @@ pub struct SavedClasses {
 /// says what they are: a file by itself, or a run on other data.
 ///
 /// # Errors
-/// What cannot be read, and a folder whose `config.json` contradicts itself or the head, or is of a
-/// model without classes.
+/// A file that cannot be read; a folder with a `config.json` that contradicts itself or the head,
+/// or describes a model without classes.
 pub fn saved_classes(path: &Path) -> Result<Option<SavedClasses>, Error> {
     let saved = SavedModel::find(path)?;
     if let Some((text, path)) = saved.config()? {

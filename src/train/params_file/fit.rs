@@ -10,7 +10,7 @@ use super::read::StoredTensor;
 /// Tensors by name, from one file or several.
 pub(super) type Tensors = BTreeMap<String, StoredTensor>;
 
-/// What a model and a file, which another one may have written, do not have in common.
+/// The difference between a model and a file, which another program may have written.
 #[derive(Debug, Default)]
 pub struct Unmatched {
     /// The model's leaves that the file lacks: parts of the head.
@@ -39,7 +39,7 @@ impl StoredLeaf {
         self.read(&vec![0; self.spec.dims.len()], &self.spec.dims)
     }
 
-    /// The rectangle of these `dims`, whose first element is at `start`, in the model's dtype.
+    /// The rectangle of these `dims` that starts at `start`, in the model's dtype.
     ///
     /// # Errors
     /// Values that cannot be read, or that are not finite or too large.
@@ -84,7 +84,7 @@ pub(super) fn fit(
     }
 }
 
-/// [`fit`] of a file whose model may have another head, or none.
+/// [`fit`] of a file with a model that may have another head, or none.
 ///
 /// # Errors
 /// As [`fit`], for everything but heads.
@@ -124,15 +124,15 @@ pub(super) fn fit_below_head(
     Ok((leaves(&kept, &present, &sources)?, Unmatched { missing, unused }))
 }
 
-/// `true` for the second name of a tensor whose first name the file does not have.
+/// `true` for the second name of a tensor, if the file does not have its first name.
 fn stands_for_another(tensors: &Tensors, format: &ForeignFormat, name: &str) -> bool {
     let name = format.without_prefix(name);
     let tied = format.tied.iter().find(|tied| tied.copy == name);
     tied.is_some_and(|tied| !tensors.keys().any(|name| format.without_prefix(name) == tied.of))
 }
 
-/// What puts a model into another, and the name that parameters get in front of theirs, or in
-/// between.
+/// Wrappers that put a model into another, and the part that they insert in front of or into the
+/// parameters' names.
 const WRAPPERS: [(&str, &str); 6] = [
     ("_fsdp_wrapped_module.", "FullyShardedDataParallel"),
     ("_checkpoint_wrapped_module.", "checkpoint_wrapper"),
@@ -142,7 +142,8 @@ const WRAPPERS: [(&str, &str); 6] = [
     ("model.", "a module around the model"),
 ];
 
-/// Refuses a file whose names would be known without what wrappers added to them.
+/// Refuses a file with names that wrappers have extended, if they would be known without the
+/// extension.
 fn check_wrappers(tensors: &Tensors, specs: &Tree<LeafSpec>) -> Result<(), String> {
     let num_known = |names: &[String]| {
         let format = ForeignFormat::recognize(names.iter().map(String::as_str));

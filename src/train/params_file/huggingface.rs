@@ -127,7 +127,8 @@ fn index_of(parts: &[(String, Tree<Literal>)]) -> Option<(&'static str, Vec<u8>)
     Some((HF_INDEX, format!("{index:#}\n").into_bytes()))
 }
 
-/// What a folder for transformers has besides the model, and how that is divided.
+/// The files of a folder for transformers besides the model, and how the model is divided into
+/// files.
 #[derive(Clone, Debug, Default)]
 pub struct FolderOptions {
     /// The names of the classes; `LABEL_0` and so on without them.
@@ -139,8 +140,9 @@ pub struct FolderOptions {
 }
 
 impl FolderOptions {
-    /// The files of the tokenizer. `tokenizer_config.json` gets what it does not say: another
-    /// `config.json` beside it would stand for another tokenizer. `has_segments` if the model does.
+    /// The files of the tokenizer. Settings that `tokenizer_config.json` lacks are added to it,
+    /// because another `config.json` beside it would stand for another tokenizer. `has_segments` if
+    /// the model does.
     fn tokenizer_files(&self, has_segments: bool) -> Result<Vec<(&'static str, Vec<u8>)>, String> {
         let Some(path) = &self.tokenizer else { return Ok(vec![]) };
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
@@ -189,7 +191,7 @@ pub fn check_counterpart(path: &Path, model: &ModelConfig) -> Result<(), Error> 
     let theirs = FolderConfig::read(path)?;
     let fields = json!(ours);
     let differs = |key: &str| {
-        // What is not written there has the default, which ours has too.
+        // Keys that are not written there have the default, which ours have too.
         let (found, expected) = (theirs.get(key)?, &fields[key]);
         let is_synonym = found.as_str().is_some_and(|name| ours.synonyms(key).contains(&name));
         let is_number = expected.as_f64().is_some_and(|number| found.as_f64() == Some(number));
@@ -261,7 +263,7 @@ impl NewFolder {
     fn finish(self, path: &Path) -> io::Result<()> {
         File::open(self.dir.path())?.sync_all()?;
         fs::rename(self.dir.path(), path)?;
-        // It has another name now.
+        // The directory has another name now.
         let _ = self.dir.keep();
         File::open(parent(path))?.sync_all()
     }

@@ -74,8 +74,9 @@ pub fn open_saved(saved: &SavedModel, specs: &Tree<LeafSpec>) -> Result<OpenMode
     Ok(model)
 }
 
-/// The parameters that a model starts from where its configuration names a folder: those that the
-/// folder has. A message says what it lacks, which is drawn, and what is not used.
+/// The parameters in the folder that the model's configuration names: training starts from them. A
+/// message lists the parameters that the folder lacks, which are drawn, and those that are not
+/// used.
 ///
 /// # Errors
 /// As [`open`], for everything but the head.

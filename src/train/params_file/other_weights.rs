@@ -23,7 +23,7 @@ pub(super) const ADAPTER: &str = "adapter_config.json";
 /// Largest size of a configuration, in bytes.
 const MAX_CONFIG: u64 = 1 << 20;
 
-/// What a folder has in place of safetensors, and how to convert it.
+/// The weights that a folder has in place of safetensors, and how to convert them.
 pub(super) fn other_weights(folder: &Path) -> Option<String> {
     let known = FILES.into_iter().find(|(name, _)| folder.join(name).exists());
     if let Some((name, option)) = known {
@@ -51,7 +51,7 @@ pub(super) fn other_weights(folder: &Path) -> Option<String> {
     ))
 }
 
-/// What to do about an adapter.
+/// Advice about an adapter.
 pub(super) fn adapter() -> String {
     format!(
         "it has {ADAPTER}, an adapter that changes the weights when transformers loads them; merge \

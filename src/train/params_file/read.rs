@@ -1,4 +1,4 @@
-//! Safetensors files whose values are read when they are asked for.
+//! Safetensors files. Values are read when they are asked for.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -19,7 +19,7 @@ use crate::config::{open_regular, read_regular};
 /// The format's limit on the size of the header, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// A tensor whose values are in a file or a checkpoint.
+/// A tensor with its values in a file or a checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct StoredTensor {
     /// Its dtype, which programs may not have.
@@ -57,7 +57,7 @@ impl StoredTensor {
         self.read(&vec![0; self.dims.len()], &self.dims)
     }
 
-    /// The rectangle of these `dims`, whose first element is at `start`. Nothing else is read.
+    /// The rectangle of these `dims` that starts at `start`. Nothing else is read.
     ///
     /// # Errors
     /// A dtype that programs do not have, or values that cannot be read.

@@ -1,4 +1,4 @@
-//! What a path leads to: parameters in files, or in a checkpoint.
+//! The meaning of a path to parameters: files, or a checkpoint.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ pub enum SavedModel {
     },
     /// Files under the model's own names or those of a foreign format.
     Files {
-        /// What the user named: the file or the folder.
+        /// The file or the folder that the user named.
         path: PathBuf,
         /// Safetensors files.
         files: Vec<PathBuf>,
@@ -88,7 +88,7 @@ impl ModelValues for OpenModel {
 impl SavedModel {
     /// What `path` leads to:
     ///
-    /// - a checkpoint, or a directory or prefix of checkpoints, whose newest one is meant;
+    /// - a checkpoint, or a directory or prefix of checkpoints, which stands for its newest one;
     /// - the output directory of a run: its parameters at the end if it is done, otherwise its
     ///   newest checkpoint, otherwise the parameters that it left;
     /// - a Hugging Face folder, with `model.safetensors` or several files and their index;
@@ -207,7 +207,7 @@ impl SavedModel {
     /// parameters where the optimizer keeps them; a run's file has these only.
     ///
     /// # Errors
-    /// What cannot be read.
+    /// A file that cannot be read.
     pub fn values(&self, means: bool) -> Result<Tree<Literal>, Error> {
         if let Self::Checkpoint(checkpoint) = self {
             return of_checkpoint(checkpoint, means);
@@ -220,7 +220,7 @@ impl SavedModel {
         values.map_err(Error::unreadable_params(&self.path()))
     }
 
-    /// What evaluation needs, by the names that it was saved with.
+    /// The tensors for evaluation, by the names that they were saved with.
     pub(super) fn tensors(&self) -> Result<Tensors, Error> {
         let Self::Checkpoint(checkpoint) = self else { return tensors(self.files()) };
         let tensor = |(name, (path, spec)): (String, (String, &LeafSpec))| {
@@ -242,7 +242,7 @@ impl SavedModel {
         }
     }
 
-    /// What messages name.
+    /// The path for messages.
     fn path(&self) -> PathBuf {
         match self {
             Self::Checkpoint(checkpoint) => checkpoint.location().to_string().into(),
@@ -269,8 +269,8 @@ impl fmt::Display for SavedModel {
     }
 }
 
-/// What evaluation needs: under each of the model's own names the path of a leaf in the checkpoint.
-/// With `means`, the running means of parameters where there are any.
+/// The leaves for evaluation: under each of the model's own names the path of a leaf in the
+/// checkpoint. With `means`, the running means of parameters where there are any.
 fn leaves_of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Tree<(String, &LeafSpec)> {
     let mut leaves = Tree::new();
     for (path, spec) in checkpoint.specs().iter() {

@@ -252,7 +252,7 @@ fn a_tied_tensor_is_taken_under_either_name() {
     );
 }
 
-/// A process reads what it holds, and nothing else.
+/// A process reads its own shards, and nothing else.
 #[test]
 fn pieces_are_read_alone_in_any_layout() {
     let dir = tempfile::tempdir().unwrap();

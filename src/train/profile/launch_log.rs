@@ -48,7 +48,7 @@ pub fn mark(starts: bool) -> String {
     format!("I0000 00:00:{now:.6} 0 {OWN}.cc:0] {}", if starts { STARTS } else { ENDS })
 }
 
-/// The ops of each step, in the order in which they started. Ops outside of steps are left out.
+/// The ops of each step, in the order in which they started. Ops outside of steps are skipped.
 pub fn steps(log: &str) -> Vec<Vec<ThunkLaunch>> {
     let mut steps = vec![];
     let mut step: Option<Vec<ThunkLaunch>> = None;

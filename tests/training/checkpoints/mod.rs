@@ -525,7 +525,7 @@ fn the_newest_are_kept_and_some_for_good() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4);
 }
 
-/// What goes wrong.
+/// The fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// One operation.

@@ -1,5 +1,5 @@
-//! What must not differ when a run is continued: the configuration as far as the state depends on
-//! it, and the data.
+//! Properties that must not differ when a run is continued: the configuration as far as the state
+//! depends on it, and the data.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use lockstep::train::Resume;
 
 use super::{GPT, numbers, run, try_run};
 
-/// What belongs to another run is refused by name, before anything is changed.
+/// A checkpoint of another run is refused by name, before anything is changed.
 #[test]
 fn a_configuration_that_cannot_continue_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -79,8 +79,8 @@ impl Network {
         }
     }
 
-    /// What is wrong, given NCCL's variables and the number of GPUs. Without GPUs, NCCL is not
-    /// used.
+    /// The problems of the network, given NCCL's variables and the number of GPUs. Without GPUs,
+    /// NCCL is not used.
     pub fn findings(
         &self,
         variables: &BTreeMap<String, String>,
@@ -215,7 +215,7 @@ impl Network {
             found.push(finding(what, change));
         }
         let Some(class) = class.or(port.traffic_class) else { return found };
-        // The upper six bits are the DSCP, whose upper three bits are the priority by default.
+        // The upper six bits are the DSCP. By default its upper three bits are the priority.
         let priority = (class >> 5) as usize;
         let device = port.interface.as_deref().unwrap_or(adapter);
         if class > 0 && port.trust.as_deref() == Some("pcp") {

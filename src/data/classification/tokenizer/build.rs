@@ -125,8 +125,8 @@ fn special(settings: &Settings, name: &str) -> String {
     found.map_or_else(|| usual().unwrap_or_default().to_owned(), |(_, token)| token.content.clone())
 }
 
-/// Refuses a `tokenizer.json` whose parts `BertTokenizer` replaces by others: transformers 5 does
-/// so, and 4 does not.
+/// Refuses a `tokenizer.json` with parts that `BertTokenizer` replaces by others: transformers 5
+/// does so, and 4 does not.
 fn check_replaced(
     place: &Place<'_>,
     theirs: &Tokenizer,
@@ -244,8 +244,8 @@ fn finish(
         tokens.iter().any(|token| token.content == content)
             || tokenizer.get_added_vocabulary().get_vocab().contains_key(content)
     };
-    // One of the usual names whose token is in no file gets an id, but models have no row for it: a
-    // text with it is refused.
+    // One of the usual names without a token in any file gets an id, but models have no row for it:
+    // a text with it is refused.
     let mut without_row = vec![];
     let mut unordered = vec![];
     for (name, token) in named {
