@@ -28,7 +28,7 @@ pub trait ParamUse {
     /// The whole parameter at `path`, from the tensor that the scope holds. It is converted to
     /// [`Parameter::used_in`] if it is not in that dtype yet. In the body of a scan it is the
     /// parameter of one block, and the path has a `*` in place of the block's index.
-    fn apply<'g>(&self, path: &str, held: Tensor<'g>, parameter: &Parameter) -> Tensor<'g>;
+    fn apply<'g>(&self, path: &str, bound: Tensor<'g>, parameter: &Parameter) -> Tensor<'g>;
 }
 
 /// The kernels that compute attention where they can; elsewhere it is written as ops.
@@ -342,10 +342,10 @@ impl<'g> Scope<'g> {
             rounded_to,
             num_stacked: 0,
         };
-        let held = self.held_param(name, parameter.clone());
+        let bound = self.bound_param(name, parameter.clone());
         let whole = match &self.param_use {
-            Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), held, &parameter),
-            None => held,
+            Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), bound, &parameter),
+            None => bound,
         };
         if whole.shape() != parameter.dims {
             let message = format!("`{path}` is declared with dims {:?}", parameter.dims);
@@ -357,7 +357,7 @@ impl<'g> Scope<'g> {
     /// Declares a parameter and returns the tensor that the scope holds for it, before
     /// [`ParamUse::apply`].
     #[track_caller]
-    pub(crate) fn held_param(&self, name: &str, parameter: Parameter) -> Tensor<'g> {
+    pub(crate) fn bound_param(&self, name: &str, parameter: Parameter) -> Tensor<'g> {
         let path = self.path(name);
         let Shared { tracer, source, declared, .. } = &*self.shared;
         let ty = TensorType::new(parameter.dtype, &parameter.dims);

@@ -182,7 +182,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
         let more = usize::from(num_blocks.is_some());
         let params = self.params.iter().map(|(path, p)| {
             let (dims, num_stacked) = (stacked(&p.dims), p.num_stacked + more);
-            scope.held_param(path, Parameter { dims, num_stacked, ..p.clone() })
+            scope.bound_param(path, Parameter { dims, num_stacked, ..p.clone() })
         });
         let means = self.running_means.iter().map(|(path, m)| {
             let (dims, num_stacked) = (stacked(&m.dims), m.num_stacked + more);

@@ -15,9 +15,9 @@ pub struct HostBatch {
     pub index: u64,
     /// Number of consecutive batches, one per step of the launch.
     pub num_steps: usize,
-    /// Its size: the place of its fields in [`Source::smaller_fields`], or their number if it has
+    /// The index of its fields in [`Source::smaller_fields`], or the number of those if it has
     /// [`Source::fields`].
-    pub size: usize,
+    pub size_class: usize,
     /// The batch shards that the fields hold, ascending: all of them, or those that were asked for.
     pub shards: Arc<[usize]>,
     /// Per field, one literal per shard: `[global_batch / num_batch_shards, ...]`, or for several
@@ -34,7 +34,7 @@ pub struct TrainBatches {
     num_batch_shards: usize,
     shards: Arc<[usize]>,
     /// The smallest size of a batch.
-    least_size: usize,
+    min_size_class: usize,
 }
 
 impl TrainBatches {
@@ -55,13 +55,13 @@ impl TrainBatches {
             return Err(Error::BatchExceedsData { batch: global_batch, num_examples });
         }
         let shards = (0..num_batch_shards).collect();
-        Ok(Self { source, sampler, num_batch_shards, shards, least_size: 0 })
+        Ok(Self { source, sampler, num_batch_shards, shards, min_size_class: 0 })
     }
 
     /// The same batches, all in the largest size, so that their steps take equally long.
     #[must_use]
     pub fn of_full_size(self) -> Self {
-        Self { least_size: self.source.smaller_fields().len(), ..self }
+        Self { min_size_class: self.source.smaller_fields().len(), ..self }
     }
 
     /// The same batches, but only these shards of them are read; they must be in ascending order.
@@ -98,14 +98,20 @@ impl TrainBatches {
         }
         // Of the whole batch, so that all replicas run the same program.
         let ids = batches.iter().flat_map(|(ids, _)| ids.iter().copied());
-        let size = size_of(self.source.as_ref(), ids).max(self.least_size);
+        let size_class = size_class_of(self.source.as_ref(), ids).max(self.min_size_class);
         let num_shards = self.shards.len();
         let dims = match num_steps {
             1 => vec![examples.len() / num_shards],
             _ => vec![num_steps, examples.len() / num_shards / num_steps],
         };
-        let batch = assemble(self.source.as_ref(), &examples, num_shards, &dims, size)?;
-        Ok(HostBatch { index, num_steps, size, shards: self.shards.clone(), fields: batch.fields })
+        let batch = assemble(self.source.as_ref(), &examples, num_shards, &dims, size_class)?;
+        Ok(HostBatch {
+            index,
+            num_steps,
+            size_class,
+            shards: self.shards.clone(),
+            fields: batch.fields,
+        })
     }
 
     /// The batches `start..end`, for [`super::Prefetch`].
@@ -180,7 +186,7 @@ impl EvalBatches {
         check_bytes(self.source.as_ref(), (per_shard * self.shards.len()) as u64)?;
         let first = k * self.global_batch as u64;
         let end = first.saturating_add(self.global_batch as u64).min(num_examples);
-        let size = size_of(self.source.as_ref(), first..end);
+        let size_class = size_class_of(self.source.as_ref(), first..end);
         let of_shard = |shard: &usize| {
             let first = first + (shard * per_shard) as u64;
             first..first + per_shard as u64
@@ -189,7 +195,7 @@ impl EvalBatches {
         let example = |place: &u64| Example { id: (*place).min(num_examples - 1), epoch: None };
         let examples: Vec<_> = places.iter().map(example).collect();
         let Assembled { mut fields, is_there } =
-            assemble(self.source.as_ref(), &examples, self.shards.len(), &[per_shard], size)?;
+            assemble(self.source.as_ref(), &examples, self.shards.len(), &[per_shard], size_class)?;
         let counts =
             places.into_iter().zip(is_there).map(|(place, there)| there && place < num_examples);
         let weights: Vec<_> = counts.map(|counts| if counts { 1f32 } else { 0.0 }).collect();
@@ -197,7 +203,7 @@ impl EvalBatches {
             .chunks_exact(per_shard)
             .map(|weights| Arc::new(Literal::from_slice(&[per_shard], weights)));
         fields.insert(Self::WEIGHT, weights.collect());
-        Ok(HostBatch { index: k, num_steps: 1, size, shards: self.shards.clone(), fields })
+        Ok(HostBatch { index: k, num_steps: 1, size_class, shards: self.shards.clone(), fields })
     }
 
     /// `true` if broken examples were skipped.
@@ -219,15 +225,15 @@ fn check_even(batch: usize, num_batch_shards: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// The size in which all examples fit.
-fn size_of(source: &dyn Source, mut examples: impl Iterator<Item = u64>) -> usize {
+/// The smallest size class in which all examples fit.
+fn size_class_of(source: &dyn Source, mut examples: impl Iterator<Item = u64>) -> usize {
     let largest = source.smaller_fields().len();
-    let widen = |size: usize, example| match size.max(source.size_of(example)) {
-        size if size < largest => ControlFlow::Continue(size),
+    let widen = |class: usize, example| match class.max(source.size_class_of(example)) {
+        class if class < largest => ControlFlow::Continue(class),
         _ => ControlFlow::Break(largest),
     };
     match examples.try_fold(0, widen) {
-        ControlFlow::Continue(size) | ControlFlow::Break(size) => size,
+        ControlFlow::Continue(class) | ControlFlow::Break(class) => class,
     }
 }
 
@@ -259,16 +265,17 @@ struct Assembled {
 }
 
 /// Reads the examples, shard by shard, into one literal `[dims.., field dims..]` per field and
-/// shard. The number of examples is the product of `num_shards` and `dims`, and they fit in `size`.
+/// shard. The number of examples is the product of `num_shards` and `dims`, and they fit in
+/// `size_class`.
 fn assemble(
     source: &dyn Source,
     examples: &[Example],
     num_shards: usize,
     dims: &[usize],
-    size: usize,
+    size_class: usize,
 ) -> Result<Assembled, Error> {
     let per_shard = examples.len() / num_shards;
-    let fields = source.fields_of_size(size);
+    let fields = source.fields_of_size_class(size_class);
     let mut literals: Vec<Vec<_>> = (0..num_shards)
         .map(|_| {
             let zeros =

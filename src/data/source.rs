@@ -50,15 +50,15 @@ pub trait Source: Send + Sync {
         &[]
     }
 
-    /// The place in [`Self::smaller_fields`] of the first that an example fits in; their number if
-    /// it fits in none.
-    fn size_of(&self, _example: u64) -> usize {
+    /// The size class of an example: the index in [`Self::smaller_fields`] of the first that it
+    /// fits in; their number if it fits in none.
+    fn size_class_of(&self, _example: u64) -> usize {
         self.smaller_fields().len()
     }
 
-    /// The fields of a batch of a size: of [`Self::smaller_fields`], or [`Self::fields`].
-    fn fields_of_size(&self, size: usize) -> &[Field] {
-        self.smaller_fields().get(size).map_or(self.fields(), |fields| fields)
+    /// The fields of batches of a size class: of [`Self::smaller_fields`], or [`Self::fields`].
+    fn fields_of_size_class(&self, size_class: usize) -> &[Field] {
+        self.smaller_fields().get(size_class).map_or(self.fields(), |fields| fields)
     }
 
     /// Writes one example. `out` has one slice of [`Field::num_bytes`] bytes per field, in order,

@@ -40,23 +40,23 @@ struct TrainOnly {
 }
 
 impl TrainOnly {
-    fn kept(&self, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
-        let is_kept = |(path, spec): &(&str, &LeafSpec)| !self.freezes(path, spec);
-        let kept = params.iter().filter(is_kept);
-        kept.map(|(path, spec)| (path.to_owned(), spec.clone())).collect()
+    fn trainable(&self, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
+        let is_trainable = |(path, spec): &(&str, &LeafSpec)| !self.freezes(path, spec);
+        let trainable = params.iter().filter(is_trainable);
+        trainable.map(|(path, spec)| (path.to_owned(), spec.clone())).collect()
     }
 }
 
 impl Transformation for TrainOnly {
     fn init(&self, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
-        self.inner.init(&self.kept(params))
+        self.inner.init(&self.trainable(params))
     }
 
     fn check(&self, params: &Tree<LeafSpec>) -> Result<(), InvalidPattern> {
         self.mask.check(params)?;
         // Patterns of other keys may match parameters that are not trained.
         self.inner.check(params)?;
-        match params.is_empty() || !self.kept(params).is_empty() {
+        match params.is_empty() || !self.trainable(params).is_empty() {
             true => Ok(()),
             false => Err(InvalidPattern::AllFrozen),
         }
@@ -76,8 +76,8 @@ impl Transformation for TrainOnly {
         state: &mut Tree<Tensor<'g>>,
         context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
-        let kept = self.kept(&context.specs);
-        let trainable = updates.iter().filter(|(path, _)| kept.get(path).is_some());
+        let specs = self.trainable(&context.specs);
+        let trainable = updates.iter().filter(|(path, _)| specs.get(path).is_some());
         let trainable = trainable.map(|(path, update)| (path.to_owned(), *update)).collect();
         let trainable = self.inner.update(trainable, state, context);
         updates.map(|path, update| {

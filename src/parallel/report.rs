@@ -27,7 +27,7 @@ impl fmt::Display for ParamReport {
     }
 }
 
-/// Parameters that are held in the same way.
+/// Totals over some of the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeafTotals {
     /// Number of leaves.
@@ -36,7 +36,7 @@ pub struct LeafTotals {
     pub bytes: usize,
 }
 
-/// How the state of a run is held on a mesh.
+/// How the state of a run is sharded on a mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardingReport {
     /// Size of `fsdp`, the axis that parameters are sharded over.

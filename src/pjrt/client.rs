@@ -36,7 +36,7 @@ struct Inner {
     process_index: usize,
     /// This process among those of the run, for the CPU backend: the CPU plugin itself is
     /// single-process.
-    split: Process,
+    cpu_process: Process,
     cpu_waits: CpuWaits,
     host_collectives: OnceLock<Arc<dyn HostCollectives>>,
     has_host_kernels: AtomicBool,
@@ -120,7 +120,7 @@ impl Client {
     /// # Errors
     /// As [`Self::cpu`].
     pub fn cpu_with(plugin: &Plugin, num_devices: usize, waits: CpuWaits) -> Result<Self> {
-        Self::cpu_split(plugin, num_devices, waits, Process::ONLY)
+        Self::cpu_of_process(plugin, num_devices, waits, Process::ONLY)
     }
 
     /// [`Self::cpu_with`] for one of several processes, each with `num_devices`. Their devices are
@@ -132,7 +132,7 @@ impl Client {
     ///
     /// # Panics
     /// If the process is not one of `num_processes`.
-    pub fn cpu_split(
+    pub fn cpu_of_process(
         plugin: &Plugin,
         num_devices: usize,
         waits: CpuWaits,
@@ -148,7 +148,7 @@ impl Client {
         options: &[(&str, Value)],
         store: Option<Arc<dyn KeyValueStore>>,
         cpu_waits: CpuWaits,
-        split: Process,
+        process: Process,
     ) -> Result<Self> {
         let num_cpu_devices = cpu::device_count(options)?;
         let mut inner = match num_cpu_devices {
@@ -157,7 +157,7 @@ impl Client {
             Some(num_devices) => {
                 // Matrix products are divided among the workers, sums included. So that P processes
                 // compute the bits of one with all devices, each has as many workers as that one.
-                let num_devices = num_devices * split.num_processes;
+                let num_devices = num_devices * process.num_processes;
                 let num_workers = cpu::num_workers(num_devices, cpu_waits);
                 let mut options = options.to_vec();
                 options.retain(|(name, _)| *name != cpu::DEVICE_COUNT);
@@ -181,10 +181,16 @@ impl Client {
                 // they need.
                 let count = Value::Int64(inner.devices.len() as i64);
                 drop(inner);
-                return Self::open(plugin, &[(cpu::DEVICE_COUNT, count)], store, cpu_waits, split);
+                return Self::open(
+                    plugin,
+                    &[(cpu::DEVICE_COUNT, count)],
+                    store,
+                    cpu_waits,
+                    process,
+                );
             };
             inner.devices.truncate(num_devices);
-            inner.number_among(split);
+            inner.number_among(process);
             inner.cpu_waits = cpu_waits;
         }
         let ids = inner.global_devices.iter().map(|device| device.id);
@@ -334,15 +340,15 @@ impl Client {
     }
 
     /// `true` if the plugin knows only the devices of this process, which is one of several.
-    pub(super) fn is_split(&self) -> bool {
-        self.0.split.num_processes > 1
+    pub(super) fn is_one_of_several(&self) -> bool {
+        self.0.cpu_process.num_processes > 1
     }
 
-    /// The plugin's own ids of the devices in an assignment. If the client is split, of those in
-    /// this process.
+    /// The plugin's own ids of the devices in an assignment, or of those of this process if it is
+    /// one of several.
     pub(super) fn plugin_ids(&self, assignment: &[i32]) -> Vec<i32> {
         let offset = self.0.id_offset();
-        let is_here = |id: &&i32| !self.is_split() || self.0.index_of(**id).is_some();
+        let is_here = |id: &&i32| !self.is_one_of_several() || self.0.index_of(**id).is_some();
         assignment.iter().filter(is_here).map(|id| id - offset).collect()
     }
 
@@ -426,7 +432,7 @@ impl Inner {
             platform_name: String::new(),
             platform_version: String::new(),
             process_index: 0,
-            split: Process::ONLY,
+            cpu_process: Process::ONLY,
             cpu_waits: CpuWaits::default(),
             host_collectives: OnceLock::new(),
             has_host_kernels: AtomicBool::new(false),
@@ -482,9 +488,9 @@ impl Inner {
     }
 
     /// Makes the devices those of one of several processes that have as many each.
-    fn number_among(&mut self, split: Process) {
-        self.split = split;
-        self.process_index = split.index;
+    fn number_among(&mut self, process: Process) {
+        self.cpu_process = process;
+        self.process_index = process.index;
         let num_devices = self.devices.len() as i32;
         let of_process = |process_index: usize| {
             let first = process_index as i32 * num_devices;
@@ -494,17 +500,17 @@ impl Inner {
                 ..device.description.clone()
             })
         };
-        self.global_devices = (0..split.num_processes).flat_map(of_process).collect();
+        self.global_devices = (0..process.num_processes).flat_map(of_process).collect();
         let offset = self.id_offset();
         for device in &mut self.devices {
             device.description.id += offset;
-            device.description.process_index = split.index;
+            device.description.process_index = process.index;
         }
     }
 
     /// The difference between the ids of devices here and the plugin's own.
     fn id_offset(&self) -> i32 {
-        (self.split.index * self.devices.len()) as i32
+        (self.cpu_process.index * self.devices.len()) as i32
     }
 
     /// The place of an addressable device in `devices`.

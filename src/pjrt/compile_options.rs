@@ -66,7 +66,7 @@ impl CompileOptions {
         if num_here == 0 {
             return refused("none of these devices belongs to this process".to_owned());
         }
-        if client.is_split() && num_here != program.replicas_per_process() {
+        if client.is_one_of_several() && num_here != program.replicas_per_process() {
             return refused(format!(
                 "{num_here} of these devices belong to this process, but the program is written \
                  for {} in each",

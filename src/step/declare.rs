@@ -184,24 +184,27 @@ impl DeclaredStep<'_> {
         self.spec.mesh
     }
 
-    /// What a step holds of each parameter, from what the state keeps.
-    pub(super) fn held<'g>(&self, kept: &Tree<Tensor<'g>>) -> Tree<Held<'g>> {
+    /// The parameters in a step, from those in the state.
+    pub(super) fn params_in_step<'g>(&self, state: &Tree<Tensor<'g>>) -> Tree<StepParam<'g>> {
         let policy = &self.spec.policy;
-        kept.map(|path, kept| {
+        state.map(|path, in_state| {
             let (sharding, dtypes) = self.placed(path);
-            Held {
-                tensor: policy.for_step(*kept, sharding),
-                once_per_step: policy.once_per_step(*kept, sharding, dtypes),
+            StepParam {
+                tensor: policy.for_step(*in_state, sharding),
+                once_per_step: policy.once_per_step(*in_state, sharding, dtypes),
             }
         })
     }
 
-    /// What a microbatch binds in its scope.
-    pub(super) fn bound<'g>(&self, held: &Tree<Held<'g>>) -> Tree<Tensor<'g>> {
-        held.map(|path, Held { tensor, once_per_step }| {
+    /// The parameters in a microbatch, from those in the step.
+    pub(super) fn params_in_microbatch<'g>(
+        &self,
+        in_step: &Tree<StepParam<'g>>,
+    ) -> Tree<Tensor<'g>> {
+        in_step.map(|path, StepParam { tensor, once_per_step }| {
             let (sharding, dtypes) = self.placed(path);
-            let bound = self.spec.policy.for_microbatch(*tensor, *once_per_step, sharding, dtypes);
-            if self.freezes(path) { bound.stop_gradient() } else { bound }
+            let param = self.spec.policy.for_microbatch(*tensor, *once_per_step, sharding, dtypes);
+            if self.freezes(path) { param.stop_gradient() } else { param }
         })
     }
 
@@ -211,7 +214,7 @@ impl DeclaredStep<'_> {
         self.spec.optimizer.freezes(path, self.param_leaf(path))
     }
 
-    /// What [`Policy`] needs to know of the parameter with this path in the model.
+    /// The arguments of [`Policy`]'s functions for the parameter with this path in the model.
     fn placed(&self, path: &str) -> (&Sharding, UseDTypes) {
         (&self.param_leaf(path).sharding, use_dtypes(&self.params[path]))
     }
@@ -229,26 +232,26 @@ impl DeclaredStep<'_> {
     }
 }
 
-/// A parameter as a step holds it; see [`Policy`].
+/// A parameter in a step; see [`Policy`].
 #[derive(Clone, Copy)]
-pub(super) struct Held<'g> {
+pub(super) struct StepParam<'g> {
     /// Gradients are taken with respect to it, and accumulated in its type.
     pub tensor: Tensor<'g>,
     /// The whole parameter, if it is computed once per step. The value of `tensor` is then unused.
     pub once_per_step: Option<Tensor<'g>>,
 }
 
-impl Held<'_> {
-    /// The parameter in the body of a loop that carries `value`: what is computed once per step, or
-    /// else the tensor.
-    pub(super) fn in_loop<'b>(&self, value: Tensor<'b>) -> Held<'b> {
+impl StepParam<'_> {
+    /// The parameter in the body of a loop that carries `value`: the value that is computed once
+    /// per step, or else the tensor.
+    pub(super) fn in_loop<'b>(&self, value: Tensor<'b>) -> StepParam<'b> {
         match self.once_per_step {
-            None => Held { tensor: value, once_per_step: None },
+            None => StepParam { tensor: value, once_per_step: None },
             Some(_) => {
                 // Only the type of this tensor matters, so the loop need not carry it.
                 let ty = self.tensor.ty();
                 let unused = value.tracer().full(ty.dtype, &ty.dims, 0.0).vary(ty.varying);
-                Held { tensor: unused, once_per_step: Some(value) }
+                StepParam { tensor: unused, once_per_step: Some(value) }
             }
         }
     }
@@ -271,12 +274,12 @@ struct AtUse {
 
 impl ParamUse for AtUse {
     #[track_caller]
-    fn apply<'g>(&self, path: &str, held: Tensor<'g>, parameter: &Parameter) -> Tensor<'g> {
+    fn apply<'g>(&self, path: &str, bound: Tensor<'g>, parameter: &Parameter) -> Tensor<'g> {
         match self.shardings.get(path) {
-            Some(sharding) => self.policy.for_use(held, sharding, use_dtypes(parameter)),
+            Some(sharding) => self.policy.for_use(bound, sharding, use_dtypes(parameter)),
             // Not a parameter of the declared model: the scope has no value for it and reports
             // that.
-            None => held,
+            None => bound,
         }
     }
 }

@@ -94,7 +94,7 @@ fn inputs<'g>(step: &DeclaredStep<'_>, t: &'g Tracer) -> (Scope<'g>, Batch<'g>) 
         let types = step.types().subtree(prefix);
         types.map(|path, ty| t.input(format!("{prefix}.{path}"), ty.clone()))
     };
-    let params = step.bound(&step.held(&leaf(PARAMS)));
+    let params = step.params_in_microbatch(&step.params_in_step(&leaf(PARAMS)));
     let model_state = leaf(MODEL_STATE).map(|_, mean| mean.vary(axes));
     let batch = spec.batch_inputs(t, spec.microbatch);
     let scope = Scope::bind(t, spec.precision, params, None)

@@ -4,7 +4,7 @@ use hlo::random::Key;
 use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tracer, Tree, grad, trace, vjp};
 use models::{Batch, Scope, Training};
 
-use super::declare::Held;
+use super::declare::StepParam;
 use super::finite::{first_nonfinite, recompute_if};
 use super::{
     DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS,
@@ -197,17 +197,17 @@ struct Gradients<'g> {
 
 fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>) -> Gradients<'g> {
     let spec = &step.spec;
-    let Sums { loss, weight, held, gradients, observed } = accumulate(step, inputs, true);
+    let Sums { loss, weight, step_params, gradients, observed } = accumulate(step, inputs, true);
     // This inserts the reduction of the gradients: `Policy::for_step` gives each replica its copy
     // of a parameter with `vary`, and the VJP of `vary` sums the gradients of the copies.
     let params = inputs.params();
-    let kept: Vec<_> = params.values().copied().collect();
+    let state_params: Vec<_> = params.values().copied().collect();
     // Nothing is reduced for a leaf that is not trained.
     let is_trained = |path: &&str| !step.freezes(path);
-    let cotangents = params.paths().zip(held.into_iter().zip(gradients));
+    let cotangents = params.paths().zip(step_params.into_iter().zip(gradients));
     let cotangents = cotangents.filter(|(path, _)| is_trained(path));
     let cotangents: Vec<_> = cotangents.map(|(_, cotangent)| cotangent).collect();
-    let totals = vjp(&cotangents, &kept);
+    let totals = vjp(&cotangents, &state_params);
     let total_weight = global(spec, weight);
     let scale = 1.0 / total_weight;
     let totals = params.paths().zip(totals).map(|(path, total)| {
@@ -253,8 +253,8 @@ struct Sums<'g> {
     loss: Tensor<'g>,
     weight: Tensor<'g>,
     /// The tensors that gradients are taken with respect to.
-    held: Vec<Tensor<'g>>,
-    /// Gradients of `loss` with respect to `held`, before the reduction that is the VJP of
+    step_params: Vec<Tensor<'g>>,
+    /// Gradients of `loss` with respect to `step_params`, before the reduction that is the VJP of
     /// `Policy::for_step`.
     gradients: Vec<Tensor<'g>>,
     /// The observations of each running mean, added up over microbatches.
@@ -266,19 +266,19 @@ fn accumulate<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>, differentiate: b
     let spec = &step.spec;
     let Inputs { batch, training, .. } = inputs;
     let t = inputs.step.tracer();
-    let params = step.held(&inputs.params());
-    let held: Vec<_> = params.values().map(|param| param.tensor).collect();
+    let params = step.params_in_step(&inputs.params());
+    let step_params: Vec<_> = params.values().map(|param| param.tensor).collect();
     let model_state = inputs.state.subtree(MODEL_STATE).map(|_, mean| mean.ty());
     if spec.num_microbatches == 1 {
         let sums = microbatch(step, &params, &model_state, batch, *training, differentiate);
-        return Sums::new(&sums, held, model_state.len());
+        return Sums::new(&sums, step_params, model_state.len());
     }
 
-    let num_differentiated = if differentiate { held.len() } else { 0 };
+    let num_differentiated = if differentiate { step_params.len() } else { 0 };
     let num_sums = 2 + num_differentiated + model_state.len();
     let zero_like = |x: &Tensor<'g>| t.full(x.dtype(), &x.shape(), 0.0);
     let mut carried = vec![t.scalar(spec.precision.params, 0.0); 2];
-    carried.extend(held[..num_differentiated].iter().map(zero_like));
+    carried.extend(step_params[..num_differentiated].iter().map(zero_like));
     carried.extend(model_state.values().map(|ty| t.full(ty.dtype, &ty.dims, 0.0)));
     // The rest is carried unchanged: values from outside that the body needs.
     carried.extend(params.values().map(|param| param.once_per_step.unwrap_or(param.tensor)));
@@ -293,8 +293,8 @@ fn accumulate<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>, differentiate: b
     let results = t.fori_loop(spec.num_microbatches as u32, &carried, |index, carried| {
         let (sums, outer) = carried.split_at(num_sums);
         let (values, rest) = outer.split_at(params.len());
-        let bound = params.iter().zip(values);
-        let params = bound.map(|((path, param), value)| (path.to_owned(), param.in_loop(*value)));
+        let params = params.iter().zip(values);
+        let params = params.map(|((path, param), value)| (path.to_owned(), param.in_loop(*value)));
         let params = params.collect();
         let [key_high, key_low, first_example] = [rest[0], rest[1], rest[2]];
         let training = Training {
@@ -311,15 +311,15 @@ fn accumulate<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>, differentiate: b
         let next = sums.iter().zip(more).map(|(sum, more)| *sum + more);
         next.chain(outer.iter().copied()).collect()
     });
-    Sums::new(&results[..num_sums], held, model_state.len())
+    Sums::new(&results[..num_sums], step_params, model_state.len())
 }
 
 impl<'g> Sums<'g> {
     /// Splits the summed results of [`microbatch`].
-    fn new(sums: &[Tensor<'g>], held: Vec<Tensor<'g>>, num_observed: usize) -> Self {
+    fn new(sums: &[Tensor<'g>], step_params: Vec<Tensor<'g>>, num_observed: usize) -> Self {
         let (gradients, observed) = sums[2..].split_at(sums.len() - 2 - num_observed);
         let (gradients, observed) = (gradients.to_vec(), observed.to_vec());
-        Self { loss: sums[0], weight: sums[1], held, gradients, observed }
+        Self { loss: sums[0], weight: sums[1], step_params, gradients, observed }
     }
 }
 
@@ -327,14 +327,14 @@ impl<'g> Sums<'g> {
 /// microbatch.
 fn microbatch<'g>(
     step: &DeclaredStep<'_>,
-    params: &Tree<Held<'g>>,
+    params: &Tree<StepParam<'g>>,
     model_state: &Tree<TensorType>,
     batch: &Batch<'g>,
     training: Training<'g>,
     differentiate: bool,
 ) -> Vec<Tensor<'g>> {
     let (t, spec) = (batch.weight.tracer(), &step.spec);
-    let scope = Scope::bind(t, spec.precision, step.bound(params), Some(training))
+    let scope = Scope::bind(t, spec.precision, step.params_in_microbatch(params), Some(training))
         .with_param_use(step.at_use())
         .with_attention(spec.attention);
     let loss = spec.model.loss(&scope, batch);
@@ -352,8 +352,8 @@ fn microbatch<'g>(
     let dtype = spec.precision.params;
     let mut sums = vec![loss.sum.convert(dtype), weight.convert(dtype)];
     if differentiate {
-        let held: Vec<_> = params.values().map(|param| param.tensor).collect();
-        sums.extend(grad(loss.sum, &held));
+        let wrt: Vec<_> = params.values().map(|param| param.tensor).collect();
+        sums.extend(grad(loss.sum, &wrt));
     }
     let observed = scope.observed();
     sums.extend(model_state.iter().map(|(path, ty)| {

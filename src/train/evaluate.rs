@@ -54,7 +54,7 @@ impl Trainer {
         let num_batch_shards = run.batch.num_batch_shards();
         let size = run.batch.microbatch() * num_batch_shards;
         let sender = self.sender(self.programs.eval.get()?);
-        let program = |size| self.programs.eval_of_size(size);
+        let program = |size_class| self.programs.eval_of_size_class(size_class);
         let batches = EvalBatches::new(source.clone(), size, num_batch_shards)?;
         let batches = batches.of_shards(sender.shards().clone());
         let leaves = self.programs.model_leaves.values().filter_map(|path| self.state.get(path));
@@ -87,7 +87,8 @@ pub(super) fn evaluate_with<'p>(
         }
         let batch = sender.send(batch?)?;
         let leaves = leaves.iter().map(|leaf| Arg::Borrow(leaf));
-        let sums = program(batch.size)?.call(leaves, |name| batch.arg(name))?.results.take(SUMS)?;
+        let sums =
+            program(batch.size_class)?.call(leaves, |name| batch.arg(name))?.results.take(SUMS)?;
         if let Some(before) = before.replace((sums, batch)) {
             add(before)?;
         }

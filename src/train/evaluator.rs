@@ -174,7 +174,7 @@ impl Evaluator {
     pub fn evaluate(&self, source: Arc<dyn Source>) -> Result<EvalResult, Error> {
         let batches = self.batches(source)?;
         let leaves: Vec<_> = self.leaves.iter().collect();
-        let program = |size| Ok(self.program_of_size(size));
+        let program = |size_class| Ok(self.program_of_size_class(size_class));
         match evaluate_with((&program, &self.sender), &leaves, &self.sums, &batches, || false)? {
             Some(result) => Ok(result),
             None => unreachable!("nothing ends it early"),
@@ -195,7 +195,7 @@ impl Evaluator {
         for batch in self.batches(source)?.iter() {
             let batch = self.sender.send(batch.map_err(Error::from)?).map_err(Error::from)?;
             let leaves = self.leaves.iter().map(Arg::Borrow);
-            let program = self.program_of_size(batch.size);
+            let program = self.program_of_size_class(batch.size_class);
             let called = program.call(leaves, |name| batch.arg(name))?;
             let scores = { called }.results.take(SCORES).map_err(Error::from)?;
             for replica in 0..self.num_replicas {
@@ -213,8 +213,8 @@ impl Evaluator {
         Ok(())
     }
 
-    fn program_of_size(&self, size: usize) -> &Callable {
-        self.smaller.get(size).unwrap_or(&self.program)
+    fn program_of_size_class(&self, size_class: usize) -> &Callable {
+        self.smaller.get(size_class).unwrap_or(&self.program)
     }
 
     fn batches(&self, source: Arc<dyn Source>) -> Result<EvalBatches, Error> {

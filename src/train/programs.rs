@@ -163,20 +163,21 @@ pub struct SmallerPrograms {
 }
 
 impl Programs {
-    /// The step on a batch of a size; see [`HostBatch::size`](crate::data::HostBatch::size).
+    /// The step on a batch of a size class; see
+    /// [`HostBatch::size_class`](crate::data::HostBatch::size_class).
     ///
     /// # Errors
     /// If the compiler fails.
-    pub fn step_of_size(&self, size: usize) -> Result<&Callable, Error> {
-        self.smaller.get(size).map_or(Ok(&self.step), |smaller| smaller.step.get())
+    pub fn step_of_size_class(&self, size_class: usize) -> Result<&Callable, Error> {
+        self.smaller.get(size_class).map_or(Ok(&self.step), |smaller| smaller.step.get())
     }
 
-    /// The evaluation of a batch of a size.
+    /// The evaluation of a batch of a size class.
     ///
     /// # Errors
     /// If the compiler fails.
-    pub fn eval_of_size(&self, size: usize) -> Result<&Callable, Error> {
-        self.smaller.get(size).map_or(&self.eval, |smaller| &smaller.eval).get()
+    pub fn eval_of_size_class(&self, size_class: usize) -> Result<&Callable, Error> {
+        self.smaller.get(size_class).map_or(&self.eval, |smaller| &smaller.eval).get()
     }
 
     /// The programs that are compiled first.

@@ -118,7 +118,7 @@ fn open_timed(
     let open_cpu = || {
         let waits = CpuWaits::of(&compile_overrides(config));
         let num_devices = virtual_mesh.num_replicas() / num_processes;
-        Ok::<_, Error>(Client::cpu_split(&plugin, num_devices, waits, processes.this())?)
+        Ok::<_, Error>(Client::cpu_of_process(&plugin, num_devices, waits, processes.this())?)
     };
     let client = spans.time("open the devices", || match platform {
         Some(Platform::Cpu) => open_cpu(),

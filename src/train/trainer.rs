@@ -32,8 +32,8 @@ pub struct DeviceBatch {
     pub index: u64,
     /// Number of batches.
     pub num_steps: usize,
-    /// Its [`HostBatch::size`].
-    pub size: usize,
+    /// Its [`HostBatch::size_class`].
+    pub size_class: usize,
     fields: Tree<Buffers>,
 }
 
@@ -315,7 +315,7 @@ impl Trainer {
     pub fn launch(&mut self, batch: DeviceBatch, rates: Vec<f64>) -> Result<PendingSteps, Error> {
         let program = match &self.programs.steps {
             Some(steps) if rates.len() > 1 => steps,
-            _ => self.programs.step_of_size(batch.size)?,
+            _ => self.programs.step_of_size_class(batch.size_class)?,
         };
         let rounded: Vec<_> = rates.iter().map(|rate| *rate as f32).collect();
         let rate = match rounded[..] {
@@ -424,7 +424,7 @@ impl BatchSender {
     /// # Errors
     /// If a transfer cannot be started.
     pub fn send(&self, batch: HostBatch) -> Result<DeviceBatch, crate::pjrt::Error> {
-        let HostBatch { index, num_steps, size, shards, fields } = batch;
+        let HostBatch { index, num_steps, size_class, shards, fields } = batch;
         // A batch may have more shards than are needed here.
         let held: Vec<_> = match shards == self.shards {
             true => (0..shards.len()).collect(),
@@ -440,7 +440,7 @@ impl BatchSender {
             Ok::<_, crate::pjrt::Error>((input.clone(), buffers))
         };
         let fields = self.inputs.iter().map(upload).collect::<Result<_, _>>()?;
-        Ok(DeviceBatch { index, num_steps, size, fields })
+        Ok(DeviceBatch { index, num_steps, size_class, fields })
     }
 }
 

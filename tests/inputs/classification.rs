@@ -192,7 +192,7 @@ fn batches_are_padded_to_the_shortest_length_that_holds_them() {
         for shard in 0..2 {
             let alone = batches.clone().of_shards(Arc::new([shard])).get(step).unwrap();
             assert_eq!(alone.fields["x"][0], batch.fields["x"][shard]);
-            assert_eq!((alone.size, length(&alone)), (batch.size, length(&batch)));
+            assert_eq!((alone.size_class, length(&alone)), (batch.size_class, length(&batch)));
         }
         let full = batches.clone().of_full_size().get(step).unwrap();
         let tokens = |batch: &HostBatch, field: &str| -> Vec<i32> {

@@ -168,7 +168,7 @@ fn fine_tune(
         let batch = HostBatch {
             index: step as u64,
             num_steps: 1,
-            size: 0,
+            size_class: 0,
             shards: (0..num_shards).collect(),
             fields: fields.iter().map(pieces).collect(),
         };

@@ -181,7 +181,7 @@ impl Source for Classification {
         &self.smaller_fields
     }
 
-    fn size_of(&self, example: u64) -> usize {
+    fn size_class_of(&self, example: u64) -> usize {
         let row = usize::try_from(example).ok().and_then(|example| self.rows.get(example));
         let num_tokens = row.map_or(0, |row| self.texts.encoded[*row].ids.len());
         self.lengths.partition_point(|length| *length < num_tokens)

@@ -22,9 +22,9 @@ pub struct UseDTypes {
 
 /// How a step is distributed over the mesh.
 ///
-/// A parameter has four forms: *kept* in the state, sharded by [`Self::place`]; *held* for one step
-/// ([`Self::for_step`], once, before the microbatches), in the form that gradients are accumulated
-/// in; *bound* for a microbatch ([`Self::for_microbatch`]); and *used* by a layer
+/// A parameter has four forms: in the *state*, sharded by [`Self::place`]; in a *step*
+/// ([`Self::for_step`], once, before the microbatches), where gradients are accumulated in this
+/// form; in a *microbatch* ([`Self::for_microbatch`]); and at a *use* by a layer
 /// ([`Self::for_use`], wherever the model requests the parameter, including in the body of a scan
 /// or remat). The gradient's collectives are the vector-Jacobian products of the last three
 /// functions, so no model can omit them.
@@ -38,43 +38,43 @@ pub trait Policy: fmt::Debug + Send + Sync {
     /// index.
     fn place(&self, path: &str, dims: &[usize], mesh: &Mesh) -> Sharding;
 
-    /// The tensor that a step holds, from the one kept in the state: a parameter, or the stack of
-    /// the parameters of all scanned blocks, sharded as `sharding` says. Its type varies over
+    /// The tensor of a step, from the one in the state: a parameter, or the stack of the
+    /// parameters of all scanned blocks, sharded as `sharding` says. Its type varies over
     /// [`Self::batch_axes`].
-    fn for_step<'g>(&self, kept: Tensor<'g>, sharding: &Sharding) -> Tensor<'g>;
+    fn for_step<'g>(&self, in_state: Tensor<'g>, sharding: &Sharding) -> Tensor<'g>;
 
     /// The whole parameter, rounded as its use allows, if it is computed once per step and without
-    /// a gradient. [`Self::for_microbatch`] then takes only the gradient from the held tensor, and
-    /// only the value from this one.
+    /// a gradient. [`Self::for_microbatch`] then takes only the gradient from the step's tensor,
+    /// and only the value from this one.
     fn once_per_step<'g>(
         &self,
-        _kept: Tensor<'g>,
+        _in_state: Tensor<'g>,
         _sharding: &Sharding,
         _dtypes: UseDTypes,
     ) -> Option<Tensor<'g>> {
         None
     }
 
-    /// What a microbatch binds, from what the step holds: the same tensor by default.
+    /// The tensor of a microbatch, from that of the step: the same tensor by default.
     fn for_microbatch<'g>(
         &self,
-        held: Tensor<'g>,
+        in_step: Tensor<'g>,
         _once_per_step: Option<Tensor<'g>>,
         _sharding: &Sharding,
         _dtypes: UseDTypes,
     ) -> Tensor<'g> {
-        held
+        in_step
     }
 
-    /// The whole parameter, from what the microbatch binds: the same tensor, unless the policy
+    /// The whole parameter, from the tensor of the microbatch: the same tensor, unless the policy
     /// gathers at use.
     fn for_use<'g>(
         &self,
-        bound: Tensor<'g>,
+        in_microbatch: Tensor<'g>,
         _sharding: &Sharding,
         _dtypes: UseDTypes,
     ) -> Tensor<'g> {
-        bound
+        in_microbatch
     }
 
     /// `true` if [`Self::for_use`] gathers.

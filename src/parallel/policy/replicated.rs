@@ -19,7 +19,7 @@ impl Policy for Replicated {
     }
 
     #[track_caller]
-    fn for_step<'g>(&self, kept: Tensor<'g>, _sharding: &Sharding) -> Tensor<'g> {
-        kept.vary(self.batch_axes())
+    fn for_step<'g>(&self, in_state: Tensor<'g>, _sharding: &Sharding) -> Tensor<'g> {
+        in_state.vary(self.batch_axes())
     }
 }

@@ -124,60 +124,65 @@ impl Policy for Zero {
     /// `vary` comes before the gather, so that their VJPs run in the reverse order: reduce_scatter
     /// over `fsdp`, then all_reduce of only a shard over `data`.
     #[track_caller]
-    fn for_step<'g>(&self, kept: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
-        let kept = kept.vary(self.batch_axes());
+    fn for_step<'g>(&self, in_state: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
+        let shard = in_state.vary(self.batch_axes());
         match self.stage {
-            ZeroStage::One => gather(kept, sharding),
-            ZeroStage::Two | ZeroStage::Three => kept,
+            ZeroStage::One => gather(shard, sharding),
+            ZeroStage::Two | ZeroStage::Three => shard,
         }
     }
 
-    /// Stage 1 needs it only where the dtypes differ: its held tensor is whole.
+    /// Stage 1 needs it only where the dtypes differ: the step's tensor is whole.
     #[track_caller]
     fn once_per_step<'g>(
         &self,
-        kept: Tensor<'g>,
+        in_state: Tensor<'g>,
         sharding: &Sharding,
         dtypes: UseDTypes,
     ) -> Option<Tensor<'g>> {
         let is_wanted = match self.stage {
-            ZeroStage::One => dtypes.rounded_to != kept.dtype(),
+            ZeroStage::One => dtypes.rounded_to != in_state.dtype(),
             ZeroStage::Two => true,
             ZeroStage::Three => false,
         };
         let is_cut = !sharding.varying().is_empty();
-        let shard = || kept.stop_gradient().vary(self.batch_axes()).convert(dtypes.rounded_to);
+        let shard = || in_state.stop_gradient().vary(self.batch_axes()).convert(dtypes.rounded_to);
         (is_wanted && is_cut).then(|| gather(shard(), sharding))
     }
 
     #[track_caller]
     fn for_microbatch<'g>(
         &self,
-        held: Tensor<'g>,
+        in_step: Tensor<'g>,
         once_per_step: Option<Tensor<'g>>,
         sharding: &Sharding,
         dtypes: UseDTypes,
     ) -> Tensor<'g> {
-        let Some(whole) = once_per_step else { return held };
-        let is_held_whole = self.stage == ZeroStage::One;
-        held.tracer().custom_vjp(
-            &[held, whole],
+        let Some(whole) = once_per_step else { return in_step };
+        let is_step_whole = self.stage == ZeroStage::One;
+        in_step.tracer().custom_vjp(
+            &[in_step, whole],
             |x| vec![x[1].convert(dtypes.used_in)],
             |x, _, gradient| {
                 let wide = gradient[0].convert(x[0].dtype());
-                let to_held = if is_held_whole { wide } else { scatter(wide, sharding) };
-                vec![to_held, x[1].full_like(0.0)]
+                let to_step = if is_step_whole { wide } else { scatter(wide, sharding) };
+                vec![to_step, x[1].full_like(0.0)]
             },
         )[0]
     }
 
     #[track_caller]
-    fn for_use<'g>(&self, bound: Tensor<'g>, sharding: &Sharding, dtypes: UseDTypes) -> Tensor<'g> {
+    fn for_use<'g>(
+        &self,
+        in_microbatch: Tensor<'g>,
+        sharding: &Sharding,
+        dtypes: UseDTypes,
+    ) -> Tensor<'g> {
         if !self.gathers_at_use() || sharding.varying().is_empty() {
-            return bound;
+            return in_microbatch;
         }
-        bound.tracer().custom_vjp_recomputed(
-            &[bound],
+        in_microbatch.tracer().custom_vjp_recomputed(
+            &[in_microbatch],
             |shard| {
                 let whole = gather(shard[0].convert(dtypes.rounded_to), sharding);
                 vec![whole.convert(dtypes.used_in)]
