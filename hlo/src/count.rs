@@ -106,15 +106,10 @@ pub fn count(graph: &Graph) -> Cost {
     counter.cost
 }
 
-/// `true` for ops that spend their FLOPs on products.
-pub(crate) fn is_matmul(op: &Op) -> bool {
-    matches!(op, Op::DotGeneral(_) | Op::Convolution(_) | Op::CustomCall(_))
-}
-
 /// FLOPs of the dots, convolutions and custom_calls of a node, in its loops too.
 pub(crate) fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
     match &node.op {
-        op if is_matmul(op) => match work(graph, node) {
+        op if op.is_matmul() => match work(graph, node) {
             Work::Flops(flops) => flops,
             _ => 0,
         },
@@ -176,7 +171,7 @@ impl Counter {
         match work(graph, node) {
             Work::Flops(flops) => {
                 add(&mut self.cost.flops, flops, times);
-                if is_matmul(&node.op) {
+                if node.op.is_matmul() {
                     let first = operands(graph, node).next();
                     let one = MatmulCost {
                         flops,

@@ -39,8 +39,8 @@
 //! compares data-parallel, tensor-parallel and sharded losses on 4 replicas with one replica that
 //! has the whole batch.
 
-use crate::ops::custom_vjp::Recomputed;
-use crate::ops::{case, convolution, custom_vjp, gather, pooling, top_k};
+use crate::ops::custom_vjp::{Recompute, Recomputed};
+use crate::ops::{convolution, custom_vjp, gather, pooling, top_k};
 use crate::region;
 use crate::{
     Binary, Comparison, DType, DotDims, Graph, Op, Reduction, Tensor, TensorType, Tracer, Unary,
@@ -77,15 +77,6 @@ pub fn grad<'g>(loss: Tensor<'g>, wrt: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
 #[track_caller]
 pub fn vjp<'g>(cotangents: &[(Tensor<'g>, Tensor<'g>)], wrt: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     vjp_with(cotangents, wrt, Recompute::Again)
-}
-
-/// Whether the VJP computes results of [`Tracer::custom_vjp_recomputed`] again, or uses them as
-/// they are.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Recompute {
-    Again,
-    /// The forward pass is itself a recomputation, which is used at once.
-    Keep,
 }
 
 #[track_caller]
@@ -289,7 +280,7 @@ fn rule<'g>(
         }
         Op::TopK { .. } => Ok(vec![cotangents[0].map(|ct| top_k::vjp(x[0], y[1], ct))]),
         Op::Scan(scan) => region::scan_vjp(scan, x, cotangents, wanted),
-        Op::Case { branches } => case::case_vjp(branches, x, cotangents, wanted),
+        Op::Case { branches } => region::case_vjp(branches, x, cotangents, wanted),
         Op::Remat(body) => region::remat_vjp(body, x, cotangents, wanted),
         Op::CustomVjp(custom) => Ok(custom_vjp::vjp(custom, x, y, cotangents)),
         Op::CustomCall(call) => Err(format!(

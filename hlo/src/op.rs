@@ -300,6 +300,11 @@ impl Op {
         }
     }
 
+    /// `true` for ops that spend their FLOPs on products.
+    pub(crate) fn is_matmul(&self) -> bool {
+        matches!(self, Op::DotGeneral(_) | Op::Convolution(_) | Op::CustomCall(_))
+    }
+
     /// `true` if the op, or one inside it, has a side effect.
     pub(crate) fn has_side_effect(&self) -> bool {
         let mut inner = self.regions().into_iter().flat_map(Graph::nodes);

@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::count::is_matmul;
 use crate::{Graph, Node, Op, ValueId};
 
 /// Bytes read and written by one run of a graph, and its kernels, without dots, convolutions,
@@ -72,7 +71,7 @@ pub(crate) fn traffic(graph: &Graph, unfused: impl Fn(&Node) -> u64) -> Traffic 
             total.num_kernels += 1;
             let last = read.iter().max_by_key(|(value, _)| (stages[value.index()], value.index()));
             if let Some((value, result_bytes)) = last
-                && is_matmul(&graph.node_of(*value).op)
+                && graph.node_of(*value).op.is_matmul()
             {
                 let epilogue = total.epilogues.entry(*value).or_default();
                 epilogue.bytes += bytes;
@@ -180,7 +179,7 @@ fn is_counted_elsewhere(op: &Op) -> bool {
 
 fn kind(op: &Op) -> Kind {
     match op {
-        op if is_matmul(op) => Kind::Matmul,
+        op if op.is_matmul() => Kind::Matmul,
         // Marks of values with several users, which compilers write once rather than compute for
         // each user.
         Op::FusionBarrier | Op::BlockBoundary => Kind::Kept,

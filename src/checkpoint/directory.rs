@@ -1,36 +1,19 @@
 //! The place that holds a run's checkpoints.
 
-use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use hlo::counted;
 
+use super::claim::Claim;
+use super::names::{UNFINISHED, step_of, unfinished_name};
 use super::objects;
 use super::together::NoOthers;
 use super::write::save_together;
 use super::{
     Checkpoint, Disk, Error, HostLeaf, LocalDisk, Location, Manifest, OtherProcesses, RunRecord,
 };
-
-/// Prefix of the names of checkpoints.
-const PREFIX: &str = "step_";
-/// Prefix of the names of directories that are not checkpoints yet, or no longer.
-const UNFINISHED: &str = ".unfinished.";
-
-pub(super) fn step_name(step: u64) -> String {
-    format!("{PREFIX}{step:08}")
-}
-
-/// The number of steps in the name of a checkpoint.
-pub(super) fn step_of(name: &str) -> Option<u64> {
-    name.strip_prefix(PREFIX)?.parse().ok()
-}
-
-pub(super) fn unfinished_name(name: &str) -> String {
-    format!("{UNFINISHED}{name}")
-}
 
 /// A complete checkpoint in a directory: it has a manifest, which has not been read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,20 +46,6 @@ impl StoredCheckpoint {
 pub struct CheckpointDir {
     location: Location,
     claim: Box<dyn Claim>,
-}
-
-/// A place that this process has claimed.
-pub(super) trait Claim: fmt::Debug + Send + Sync {
-    /// Saves a checkpoint and returns its place.
-    fn save(
-        &self,
-        leaves: &[HostLeaf],
-        run: RunRecord,
-        others: &dyn OtherProcesses,
-    ) -> Result<Location, Error>;
-
-    /// Removes the checkpoint of this name. It stops being one before its files are removed.
-    fn remove(&self, name: &str) -> Result<(), Error>;
 }
 
 impl CheckpointDir {

@@ -8,15 +8,18 @@
 //! describes the files.
 
 mod blocks;
+mod claim;
 mod directory;
 mod disk;
 mod error;
 mod location;
 mod manifest;
+mod names;
 #[cfg_attr(not(feature = "object-stores"), path = "objects_absent.rs")]
 mod objects;
 mod read;
 mod regions;
+mod shard;
 mod source;
 mod together;
 mod write;
@@ -31,9 +34,10 @@ pub use manifest::{
     DataPosition, DataRecord, FileRecord, LeafRecord, Manifest, PieceRecord, RunRecord, SplitRecord,
 };
 pub use read::Checkpoint;
+pub use shard::{SavedShard, safetensors_dtype};
 pub use source::{CheckpointSource, LocalSource, SourceFile};
-pub use together::{OtherProcesses, SavedShard, ShardPlace};
-pub use write::{safetensors_dtype, save};
+pub use together::{OtherProcesses, ShardPlace};
+pub use write::save;
 
 /// A leaf of the state, copied to the host: the pieces that this process holds.
 #[derive(Clone, Debug)]

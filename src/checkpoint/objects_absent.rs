@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::directory::Claim;
+use super::claim::Claim;
 use super::{CheckpointSource, Error, HostLeaf, Location, ObjectUrl, SavedShard};
 
 fn absent(url: &ObjectUrl) -> Error {

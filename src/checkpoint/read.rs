@@ -9,8 +9,8 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::blocks::{StoredPiece, Unreadable, WINDOW_BYTES};
-use super::directory::step_of;
 use super::manifest::hex;
+use super::names::step_of;
 use super::objects;
 use super::regions::{regions, runs_in};
 use super::{

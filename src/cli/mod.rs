@@ -15,6 +15,7 @@ mod doctor;
 mod evaluate;
 mod figure;
 mod hlo;
+mod host;
 mod labels;
 mod launch;
 mod logging;

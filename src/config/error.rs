@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use hlo::DType;
 use serde::de::{self, Expected, Unexpected};
 
-use super::overrides::UNSET;
+use super::UNSET;
 use super::shorten::shorten;
 
 /// A configuration that cannot be used.

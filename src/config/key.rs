@@ -24,7 +24,6 @@ use serde_json::{Map, Value};
 
 use super::error::{Range, allowed_in};
 use super::field_names::field_names;
-use super::resolved::literal;
 
 /// The pattern of a key that takes `"auto"` beside other values.
 pub(super) const AUTO_PATTERN: &str = "^auto$";
@@ -365,5 +364,13 @@ impl fmt::Display for Fallback {
             Self::Value(value) => write!(f, "`{}`", literal(value)),
             Self::Absent(text) | Self::Depends(text) => f.write_str(text),
         }
+    }
+}
+
+/// A value in TOML. Numbers far from 1 have an exponent: `1e-8`, not `0.00000001`.
+pub(super) fn literal(value: &toml::Value) -> String {
+    match value {
+        toml::Value::Float(number) if number.is_finite() => format!("{number:?}"),
+        other => other.to_string(),
     }
 }

@@ -71,7 +71,6 @@ pub use folder::{FolderClasses, FolderConfig, FolderError};
 pub use key::OnResume;
 pub use mesh::{MeshConfig, UnevenMesh};
 pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
-pub use overrides::UNSET;
 pub use patterns::{PatternNumbers, Patterns};
 pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
@@ -90,6 +89,10 @@ pub use train::{
 use error::{KeyError, KeyErrors};
 use keys::{SectionInfo, info, read_section};
 use overrides::Override;
+
+/// Prefix of an argument that takes a key back; the key follows. Other arguments are
+/// `section.key=value`.
+pub const UNSET: &str = "--unset ";
 
 /// A validated configuration. Serializes to the TOML that it would be read from, defaults written
 /// out.

@@ -3,12 +3,9 @@
 
 use toml::{Table, Value};
 
+use super::UNSET;
 use super::error::{KeyError, Problem, nearest};
 use super::keys::SectionInfo;
-
-/// Prefix of an argument that takes a key back; the key follows. Other arguments are
-/// `section.key=value`.
-pub const UNSET: &str = "--unset ";
 
 /// One `--set` or `--unset` argument.
 pub(super) struct Override<'a> {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::key::{Fallback, KeyInfo};
+use super::key::{Fallback, KeyInfo, literal};
 use super::keys::SectionInfo;
 use super::{Config, DataConfig, SECTIONS};
 
@@ -81,12 +81,4 @@ fn is_said_otherwise(section: &SectionInfo, name: &str, table: &Table) -> bool {
     section.exclusive.iter().any(|(left, right)| {
         (left.contains(&name) && has(right)) || (right.contains(&name) && has(left))
     })
-}
-
-/// A value in TOML. Numbers far from 1 have an exponent: `1e-8`, not `0.00000001`.
-pub(super) fn literal(value: &Value) -> String {
-    match value {
-        Value::Float(number) if number.is_finite() => format!("{number:?}"),
-        other => other.to_string(),
-    }
 }

@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use hlo::Program;
 use prost::Message;
-use serde::{Deserialize, Serialize};
 
-use super::{Client, DeviceDescription, Error, Platform, Result, cpu};
+use super::{Client, DeviceDescription, Error, OverrideValue, Platform, Result, cpu};
 
 /// Options of one compilation.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,19 +24,6 @@ pub struct CompileOptions {
 /// `xla.ExecutionOptions.EffortLevel`.
 const OPTIMIZATION_LEVEL: &str = "optimization_level";
 const LEVELS: [(&str, i32); 4] = [("O0", 9), ("O1", 19), ("O2", 29), ("O3", 39)];
-
-/// The value of an XLA option.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum OverrideValue {
-    /// Text, or the name of an enum's value.
-    String(String),
-    /// A truth value.
-    Bool(bool),
-    /// An integer.
-    Int(i64),
-    /// A float.
-    Double(f64),
-}
 
 impl CompileOptions {
     /// The bytes that PJRT takes, for replicas on these of a client's devices.

@@ -24,8 +24,8 @@
 use std::collections::BTreeMap;
 use std::thread;
 
-use super::value::Value;
-use super::{Error, OverrideValue, Result};
+use super::value::{OverrideValue, Value};
+use super::{Error, Result};
 
 /// The client option for the number of devices. The plugin creates at least as many workers as
 /// devices in each of its two pools, and has no other option for them (an environment variable

@@ -75,7 +75,7 @@ pub use abi::{API_MAJOR, API_MINOR, EXTENSION_BASE, FieldLayout, LAYOUTS, Struct
 pub use buffer::{Buffers, Pending};
 pub use cache::{CacheOutcome, compile_cached, program_key};
 pub use client::Client;
-pub use compile_options::{CompileOptions, OverrideValue};
+pub use compile_options::CompileOptions;
 pub use cpu::CpuWaits;
 pub use device::{Device, DeviceDescription, MemoryStats};
 pub use error::{Code, Error, Result};
@@ -97,4 +97,4 @@ pub use placement::{Placement, Process};
 pub use platform::Platform;
 pub use plugin::Plugin;
 pub use topology::Topology;
-pub use value::Value;
+pub use value::{OverrideValue, Value};

@@ -1,4 +1,4 @@
-//! Named values: client options, and the attributes of plugins and devices.
+//! Named values: client options, XLA options, and the attributes of plugins and devices.
 
 use std::collections::BTreeMap;
 use std::ffi::c_char;
@@ -46,6 +46,19 @@ impl fmt::Display for Value {
             Value::Bool(value) => write!(f, "{value}"),
         }
     }
+}
+
+/// The value of an XLA option.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum OverrideValue {
+    /// Text, or the name of an enum's value.
+    String(String),
+    /// A truth value.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A float.
+    Double(f64),
 }
 
 /// The C form of a name and its value. It points into both and is valid while they live.

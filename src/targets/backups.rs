@@ -4,7 +4,7 @@ use hlo::counted;
 use serde::Serialize;
 
 use super::cost::Stragglers;
-use super::scaling::Row;
+use super::row::Row;
 
 /// A simulated step with a number of backups.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -3,10 +3,9 @@
 use std::path::Path;
 
 use super::Error;
-use super::params_file::checkpoints_of_run;
-use super::run_dir::CONFIG_FILE;
+use super::run_dir::{CONFIG_FILE, MAX_CONFIG};
 use crate::checkpoint::{self, Checkpoint, CheckpointDir, Location, Manifest};
-use crate::config::CheckpointConfig;
+use crate::config::{CheckpointConfig, read_regular};
 use crate::observe::say;
 
 /// Where the checkpoints are that a path or URL leads to: the `--out` of a run leads to those of
@@ -18,6 +17,17 @@ pub fn checkpoint_place(path: &Path) -> Location {
     match is_run && !dir.join(Manifest::FILE).exists() {
         true => checkpoints_of_run(dir),
         false => place,
+    }
+}
+
+/// Where the run in an output directory keeps its checkpoints.
+pub(super) fn checkpoints_of_run(dir: &Path) -> Location {
+    let text = read_regular(&dir.join(CONFIG_FILE), MAX_CONFIG).unwrap_or_default();
+    let keys: toml::Table = String::from_utf8_lossy(&text).parse().unwrap_or_default();
+    let place = keys.get("checkpoint").and_then(|section| section.get("dir")?.as_str());
+    match Location::from(place.unwrap_or(CheckpointConfig::DIR)) {
+        Location::Path(place) => Location::Path(dir.join(place)),
+        url => url,
     }
 }
 

@@ -6,14 +6,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
 use hlo::counted;
-use serde_json::{Value, json};
 
 use super::checkpoint_writer::CheckpointWriter;
+use super::progress_record::progress_to_json;
 use super::recorder::Recorder;
 use super::{Error, Job, Run, Trainer};
 use crate::checkpoint::{self, DataPosition, DataRecord, HostLeaf, HostPiece, Location, RunRecord};
 use crate::config::{CheckpointConfig, MeshConfig};
-use crate::observe::{EvalResult, RunProgress, SavedCheckpoint, StepEval};
+use crate::observe::SavedCheckpoint;
 use crate::state::State;
 
 /// The place of a run's checkpoints: a relative directory is in the output directory. `None`
@@ -192,37 +192,4 @@ fn copy_to_host(state: &State) -> Result<Vec<HostLeaf>, Error> {
         Ok(HostLeaf { spec: state.specs()[&path].clone(), path, pieces })
     };
     pending.into_iter().map(wait).collect()
-}
-
-fn progress_to_json(progress: &RunProgress) -> Value {
-    let eval = |eval: &StepEval| json!({ "step": eval.step, "loss": eval.eval.loss, "metrics": eval.eval.metrics });
-    json!({
-        "num_skipped": progress.num_skipped,
-        "last_skipped": progress.last_skipped,
-        "final_loss": progress.final_loss,
-        "eval": progress.eval.as_ref().map(eval),
-        "best_eval": progress.best_eval.as_ref().map(eval),
-    })
-}
-
-/// The inverse of [`progress_to_json`], after `num_steps` steps. Metrics that the model no longer
-/// has are omitted.
-pub(super) fn progress_of(num_steps: u64, value: &Value, metrics: &[&'static str]) -> RunProgress {
-    // Values that are not finite are `null` in JSON.
-    let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
-    let eval = |value: &Value| {
-        let step = value["step"].as_u64()?;
-        let found =
-            metrics.iter().filter_map(|name| Some((*name, number(value["metrics"].get(name)?))));
-        let (loss, metrics) = (number(&value["loss"]), found.collect());
-        Some(StepEval { step, eval: EvalResult { loss, metrics } })
-    };
-    RunProgress {
-        num_steps,
-        num_skipped: value["num_skipped"].as_u64().unwrap_or_default(),
-        last_skipped: value["last_skipped"].as_str().map(str::to_owned),
-        final_loss: value["final_loss"].as_f64(),
-        eval: eval(&value["eval"]),
-        best_eval: eval(&value["best_eval"]),
-    }
 }

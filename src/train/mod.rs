@@ -22,6 +22,7 @@ pub mod params_file;
 mod processes;
 pub mod profile;
 mod programs;
+mod progress_record;
 mod proof;
 mod recorder;
 mod report;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use hlo::{Literal, Tree};
 
-use super::checkpoints::progress_of;
 use super::processes::Processes;
+use super::progress_record::progress_of;
 use super::run_dir::{CONFIG_FILE, RunDir};
 use super::{Error, Job, Outcome, Run, StepResult, Trainer, params_file};
 use crate::checkpoint::Checkpoint;

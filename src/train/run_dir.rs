@@ -21,6 +21,8 @@ const FILES: [&str; 5] =
     [CONFIG_FILE, Jsonl::FILE, params_file::FILE, Summary::FILE, CheckpointConfig::DIR];
 /// The resolved configuration. Not `config.toml`, which may be a file of the user's.
 pub const CONFIG_FILE: &str = "config.resolved.toml";
+/// Largest size of that file, in bytes.
+pub(super) const MAX_CONFIG: u64 = 1 << 20;
 /// The folder for the files of a run until the one that replaces it is done.
 const REPLACED: &str = "replaced-run";
 /// The name of that folder until all files are in it.

@@ -4,7 +4,7 @@ use crate::{AxisSet, Error, Graph, Tensor, TensorType, Tracer};
 
 /// Traces a region with inputs of the given types; no gradient flows into those for which `is_free`
 /// is true.
-pub(super) fn region(
+pub(crate) fn region(
     outer: &Tracer,
     types: &[TensorType],
     is_free: &[bool],

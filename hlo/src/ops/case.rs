@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::body::region;
-use crate::grad::{Recompute, vjp_with};
 use crate::region::Region;
 use crate::{AxisSet, DType, Graph, Mesh, Op, Tensor, TensorType, Tracer};
 
@@ -145,46 +144,4 @@ pub(crate) fn infer(
             Err(format!("the index varies over {index_varying}, so a result cannot be {ty}"))
         }
     }
-}
-
-/// A case of the branches' VJPs on the operands and the nonzero cotangents, for the `wanted`
-/// operands.
-pub(crate) fn case_vjp<'g>(
-    branches: &[Arc<Region>],
-    operands: &[Tensor<'g>],
-    cotangents: &[Option<Tensor<'g>>],
-    wanted: &[bool],
-) -> Result<Vec<Option<Tensor<'g>>>, String> {
-    let [index, x @ ..] = operands else { return Err("takes an index".into()) };
-    let t = index.tracer();
-    let given: Vec<_> = cotangents.iter().flatten().copied().collect();
-    let wanted = &wanted[1..];
-    let inputs = [x, &given].concat();
-    let types: Vec<_> = inputs.iter().map(Tensor::ty).collect();
-    let is_free: Vec<_> = inputs.iter().map(Tensor::is_gradient_free).collect();
-    let backward = branches.iter().map(|branch| {
-        let graph = region(t, &types, &is_free, |inputs| {
-            let (x, mut given) = (&inputs[..x.len()], inputs[x.len()..].iter().copied());
-            let outputs = inputs[0].tracer().inline(&branch.graph, x);
-            let seeds: Vec<_> = outputs
-                .into_iter()
-                .zip(cotangents)
-                .filter_map(|(output, ct)| Some((output, ct.and_then(|_| given.next())?)))
-                .collect();
-            let wrt: Vec<_> =
-                x.iter().zip(wanted).filter(|(_, wanted)| **wanted).map(|(x, _)| *x).collect();
-            // The branch has been recomputed for this.
-            vjp_with(&seeds, &wrt, Recompute::Keep)
-        });
-        graph.map(Region::new).map_err(|error| {
-            let message = error.message.clone();
-            t.keep_first(error);
-            message
-        })
-    });
-    let branches = backward.collect::<Result<Vec<_>, _>>()?;
-    let found = t.apply_variadic(Op::Case { branches }, &[&[*index], &inputs[..]].concat());
-    let mut found = found.into_iter();
-    let to_x = wanted.iter().map(|wanted| if *wanted { found.next() } else { None });
-    Ok(std::iter::once(None).chain(to_x).collect())
 }

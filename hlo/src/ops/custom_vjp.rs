@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::body::region;
-use crate::grad::Recompute;
 use crate::region::Region;
 use crate::{Binary, Node, Op, Tensor, TensorType, Tracer, ValueId};
 
@@ -149,6 +148,15 @@ pub(crate) fn vjp<'g>(
     let inputs = [x, y, &cotangents].concat();
     let mut found = y[0].tracer().inline(&custom.backward.graph, &inputs).into_iter();
     x.iter().map(|x| if x.dtype().is_float() { found.next() } else { None }).collect()
+}
+
+/// Whether the VJP computes results of [`Tracer::custom_vjp_recomputed`] again, or uses them as
+/// they are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Recompute {
+    Again,
+    /// The forward pass is itself a recomputation, which is used at once.
+    Keep,
 }
 
 /// Values that the backward pass computes again: results of [`Tracer::custom_vjp_recomputed`], and

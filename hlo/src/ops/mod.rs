@@ -1,6 +1,6 @@
 //! The ops as methods of [`crate::Tensor`] and [`crate::Tracer`], by family.
 
-mod body;
+pub(crate) mod body;
 pub(crate) mod case;
 mod control;
 pub(crate) mod convolution;

@@ -18,7 +18,7 @@ use crate::{Graph, Mesh, TensorType};
 
 pub(crate) use expand::{expand, inline};
 pub(crate) use prepare::prepare;
-pub(crate) use vjp::{remat_vjp, scan_vjp};
+pub(crate) use vjp::{case_vjp, remat_vjp, scan_vjp};
 
 /// The body of an op. Compared by identity, so that ops with bodies are never merged.
 #[derive(Debug)]

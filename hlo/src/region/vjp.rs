@@ -1,11 +1,13 @@
-//! The VJPs of scan and remat.
+//! The VJPs of case, scan and remat.
 
 use std::sync::Arc;
 
 use super::residuals::recomputed;
 use super::{Region, Scan};
-use crate::grad::{Cotangents, Recompute, active, vjp_with};
+use crate::grad::{Cotangents, active, vjp_with};
 use crate::graph::Output;
+use crate::ops::body;
+use crate::ops::custom_vjp::Recompute;
 use crate::passes::eliminate_dead_code;
 use crate::rewriter::Rewriter;
 use crate::tensor::Tracer;
@@ -33,6 +35,48 @@ pub(crate) fn remat_vjp<'g>(
     let wrt: Vec<_> = inputs.iter().zip(wanted).filter(|(_, w)| **w).map(|(x, _)| *x).collect();
     let mut found = vjp_with(&seeds, &wrt, Recompute::Keep).into_iter();
     Ok(wanted.iter().map(|wanted| if *wanted { found.next() } else { None }).collect())
+}
+
+/// A case of the branches' VJPs on the operands and the nonzero cotangents, for the `wanted`
+/// operands.
+pub(crate) fn case_vjp<'g>(
+    branches: &[Arc<Region>],
+    operands: &[Tensor<'g>],
+    cotangents: &[Option<Tensor<'g>>],
+    wanted: &[bool],
+) -> Result<Vec<Option<Tensor<'g>>>, String> {
+    let [index, x @ ..] = operands else { return Err("takes an index".into()) };
+    let t = index.tracer();
+    let given: Vec<_> = cotangents.iter().flatten().copied().collect();
+    let wanted = &wanted[1..];
+    let inputs = [x, &given].concat();
+    let types: Vec<_> = inputs.iter().map(Tensor::ty).collect();
+    let is_free: Vec<_> = inputs.iter().map(Tensor::is_gradient_free).collect();
+    let backward = branches.iter().map(|branch| {
+        let graph = body::region(t, &types, &is_free, |inputs| {
+            let (x, mut given) = (&inputs[..x.len()], inputs[x.len()..].iter().copied());
+            let outputs = inputs[0].tracer().inline(&branch.graph, x);
+            let seeds: Vec<_> = outputs
+                .into_iter()
+                .zip(cotangents)
+                .filter_map(|(output, ct)| Some((output, ct.and_then(|_| given.next())?)))
+                .collect();
+            let wrt: Vec<_> =
+                x.iter().zip(wanted).filter(|(_, wanted)| **wanted).map(|(x, _)| *x).collect();
+            // The branch has been recomputed for this.
+            vjp_with(&seeds, &wrt, Recompute::Keep)
+        });
+        graph.map(Region::new).map_err(|error| {
+            let message = error.message.clone();
+            t.keep_first(error);
+            message
+        })
+    });
+    let branches = backward.collect::<Result<Vec<_>, _>>()?;
+    let found = t.apply_variadic(Op::Case { branches }, &[&[*index], &inputs[..]].concat());
+    let mut found = found.into_iter();
+    let to_x = wanted.iter().map(|wanted| if *wanted { found.next() } else { None });
+    Ok(std::iter::once(None).chain(to_x).collect())
 }
 
 /// A scan in the opposite direction. The body and its VJP are traced in one graph, which is then

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use client::ObjectClient;
 use prefix::ObjectPrefix;
 
-use super::directory::{Claim, step_of};
+use super::claim::Claim;
+use super::names::step_of;
 use super::{
     CheckpointSource, Error, HostLeaf, Location, Manifest, ObjectUrl, SavedShard, SourceFile,
 };

@@ -7,9 +7,10 @@ use super::client::{ObjectClient, StepFolder};
 use super::owner::{Owner, random_id};
 use super::upload::{Upload, UploadRecord, abort};
 use super::{Error, Location, Manifest, ObjectUrl};
-use crate::checkpoint::directory::{Claim, step_name};
+use crate::checkpoint::claim::Claim;
+use crate::checkpoint::names::step_name;
+use crate::checkpoint::shard::write_shard;
 use crate::checkpoint::together::combine;
-use crate::checkpoint::write::write_shard;
 use crate::checkpoint::{HostLeaf, OtherProcesses, RunRecord, SavedShard, ShardPlace};
 
 /// A prefix that this process saves below.

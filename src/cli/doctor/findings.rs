@@ -3,8 +3,8 @@
 use hlo::counted;
 use serde::Serialize;
 
-use super::host::Host;
 use super::nvidia::{Driver, Nvidia, NvidiaGpu};
+use crate::cli::host::Host;
 
 /// A cause of slow or failing runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -207,8 +207,8 @@ fn gpu_findings(index: usize, gpu: &NvidiaGpu) -> Vec<Diagnosis> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::host::Limit;
     use super::*;
+    use crate::cli::host::Limit;
 
     fn host() -> Host {
         Host {

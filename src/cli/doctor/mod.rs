@@ -3,7 +3,6 @@
 mod child;
 mod cluster;
 mod findings;
-mod host;
 mod network;
 mod nvidia;
 mod plugins;
@@ -14,6 +13,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::host::Host;
 use super::{place, print_lines};
 use crate::pjrt::{self, InstallOptions};
 use cluster::ClusterReport;
@@ -22,9 +22,8 @@ use network::{Network, nccl_variables};
 use nvidia::Nvidia;
 use plugins::{PluginReport, examine};
 
-pub use host::Host;
 pub use nvidia::probe_here as probe_nvidia_here;
-pub use plugins::{has_device_files, probe_here as probe_plugin_here};
+pub use plugins::probe_here as probe_plugin_here;
 
 /// All that `doctor` reports.
 #[derive(Serialize)]

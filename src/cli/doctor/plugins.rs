@@ -2,7 +2,6 @@
 //! hardware and for the cloud's metadata server when it is loaded, and a plugin may crash if its
 //! device is broken or in use, or if it is damaged.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +10,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use super::child;
+use crate::cli::host::has_device_files;
 use crate::cli::{in_words, print_line};
 use crate::pjrt::{self, Arg, Client, CompileOptions, Plugin, PluginSource, Value};
 use crate::targets::worker;
@@ -102,26 +102,6 @@ fn probe_cpu(path: &Path) -> Result<ProbedPlugin> {
 fn api_version(plugin: &Plugin) -> String {
     let (major, minor) = plugin.api_version();
     format!("{major}.{minor}")
-}
-
-/// Files of devices, as the beginnings of their names: NVIDIA's driver, also under WSL and on
-/// Jetson; TPUs, with numbered files for later generations, which are passed through.
-const CUDA_FILES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu"];
-const TPU_DIRS: [(&str, &str); 2] = [("/dev", "accel"), ("/dev/vfio", "")];
-
-/// `true` if there are files of the devices that the plugin drives.
-pub fn has_device_files(name: &str) -> bool {
-    match name {
-        "tpu" => TPU_DIRS.iter().any(|(dir, prefix)| {
-            let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-            let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-            let mut numbers =
-                names.filter_map(|name| name.strip_prefix(prefix)?.parse::<u32>().ok());
-            numbers.next().is_some()
-        }),
-        "cuda" => CUDA_FILES.iter().any(|path| Path::new(path).exists()),
-        _ => false,
-    }
 }
 
 fn probe_in_child(name: &str, path: &Path) -> Result<ProbedPlugin> {

@@ -10,7 +10,7 @@ use std::{env, fs, io};
 
 use chips::{chips, slice_hosts};
 
-use super::doctor::{Host, has_device_files};
+use super::host::{Host, has_device_files};
 use crate::cluster::environment::{
     DEFAULT_PORT, Environment, Given, Known, Probe, metadata as ask_metadata, unread,
 };

@@ -5,10 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hlo::{DType, LeafSpec, Literal, TensorType, Tree};
 use models::{ForeignFormat, Layout};
 
-use super::read::StoredTensor;
-
-/// Tensors by name, from one file or several.
-pub(super) type Tensors = BTreeMap<String, StoredTensor>;
+use super::read::{StoredTensor, Tensors};
 
 /// The difference between a model and a file, which another program may have written.
 #[derive(Debug, Default)]

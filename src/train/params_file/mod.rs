@@ -25,7 +25,6 @@ pub use classes::{SavedClasses, saved_classes};
 pub use fit::Unmatched;
 use fit::check_finite;
 pub use huggingface::{FolderOptions, check_counterpart, save_for_library};
-pub(super) use saved::checkpoints_of_run;
 pub use saved::{OpenModel, SavedModel};
 
 /// Name of the file in the output directory.

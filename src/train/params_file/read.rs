@@ -1,6 +1,6 @@
 //! Safetensors files. Values are read when they are asked for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -12,12 +12,14 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::Value;
 
 use super::Error;
-use super::fit::Tensors;
 use crate::checkpoint::{Checkpoint, safetensors_dtype};
 use crate::config::{open_regular, read_regular};
 
 /// The format's limit on the size of the header, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
+
+/// Tensors by name, from one file or several.
+pub(super) type Tensors = BTreeMap<String, StoredTensor>;
 
 /// A tensor with its values in a file or a checkpoint.
 #[derive(Clone, Debug)]

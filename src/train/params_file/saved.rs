@@ -6,23 +6,21 @@ use std::sync::Arc;
 
 use hlo::{LeafSpec, Literal, Tree, counted, row_paths, split_rows};
 
-use super::fit::{StoredLeaf, Tensors, Unmatched, fit, fit_below_head};
+use super::fit::{StoredLeaf, Unmatched, fit, fit_below_head};
 use super::other_weights::{ADAPTER, adapter, other_weights};
-use super::read::{StoredTensor, files_of_index, tensors};
+use super::read::{StoredTensor, Tensors, files_of_index, tensors};
 use super::{Error, FILE};
 use crate::checkpoint::{Checkpoint, CheckpointDir, Location, Manifest};
-use crate::config::{CheckpointConfig, read_regular};
+use crate::config::read_regular;
 use crate::step::{MODEL_STATE, PARAMS, ema_path};
 use crate::train::ModelValues;
-use crate::train::checkpoint_place::warn_of_incomplete;
-use crate::train::run_dir::{CONFIG_FILE, summary_in};
+use crate::train::checkpoint_place::{checkpoints_of_run, warn_of_incomplete};
+use crate::train::run_dir::{CONFIG_FILE, MAX_CONFIG, summary_in};
 
 /// The file in a Hugging Face folder, unless there are several.
 pub(super) const HF_FILE: &str = "model.safetensors";
 /// The file that names them if there are several.
 pub(super) const HF_INDEX: &str = "model.safetensors.index.json";
-/// Largest size of a configuration, in bytes.
-const MAX_CONFIG: u64 = 1 << 20;
 
 /// A model that was saved.
 #[derive(Debug)]
@@ -292,15 +290,4 @@ fn of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Result<Tree<Literal>, 
         |(name, (path, _)): (&str, &(String, _))| Ok((name.to_owned(), checkpoint.leaf(path)?));
     let values = leaves.iter().map(value).collect::<Result<_, Error>>()?;
     Ok(split_rows(&leaves.map(|_, (_, spec)| (*spec).clone()), values))
-}
-
-/// Where the run in an output directory keeps its checkpoints.
-pub(in crate::train) fn checkpoints_of_run(dir: &Path) -> Location {
-    let text = read_regular(&dir.join(CONFIG_FILE), MAX_CONFIG).unwrap_or_default();
-    let keys: toml::Table = String::from_utf8_lossy(&text).parse().unwrap_or_default();
-    let place = keys.get("checkpoint").and_then(|section| section.get("dir")?.as_str());
-    match Location::from(place.unwrap_or(CheckpointConfig::DIR)) {
-        Location::Path(place) => Location::Path(dir.join(place)),
-        url => url,
-    }
 }

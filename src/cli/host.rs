@@ -149,6 +149,26 @@ fn entries(dir: &Path) -> Vec<std::path::PathBuf> {
     entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
 }
 
+/// Files of devices, as the beginnings of their names: NVIDIA's driver, also under WSL and on
+/// Jetson; TPUs, with numbered files for later generations, which are passed through.
+const CUDA_FILES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu"];
+const TPU_DIRS: [(&str, &str); 2] = [("/dev", "accel"), ("/dev/vfio", "")];
+
+/// `true` if there are files of the devices that the plugin drives.
+pub fn has_device_files(name: &str) -> bool {
+    match name {
+        "tpu" => TPU_DIRS.iter().any(|(dir, prefix)| {
+            let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+            let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            let mut numbers =
+                names.filter_map(|name| name.strip_prefix(prefix)?.parse::<u32>().ok());
+            numbers.next().is_some()
+        }),
+        "cuda" => CUDA_FILES.iter().any(|path| Path::new(path).exists()),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
