@@ -3,6 +3,7 @@
 //! A plugin is mapped into memory, so a truncated or modified one ends the process or worse.
 //! Hashing it at every start would take longer than many runs, so the record holds modification
 //! times: a start compares sizes and times, and only hashes files whose time has changed.
+//! `lockstep plugin verify` and `lockstep plugin install` hash all of them.
 
 use std::fs::{self, File, Permissions};
 use std::io;
