@@ -6,6 +6,10 @@
 //! it is on the disk, so one under another name is not a checkpoint, and one without a manifest was
 //! damaged later. In an object store, putting the manifest makes it one. `docs/checkpoints.md`
 //! describes the files.
+//!
+//! It has the leaves that `StepSpec::declare` declares, and a [`RunRecord`] of everything else that
+//! a run continues with. `regions.rs` finds which parts of saved leaves make up a piece of a leaf
+//! on another mesh, and `blocks.rs` reads them.
 
 mod blocks;
 mod claim;

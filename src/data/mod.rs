@@ -2,9 +2,9 @@
 //! (phase: run).
 //!
 //! A [`Source`] reads single examples. A [`Sampler`] computes the ids of step `k`'s batch from the
-//! seed alone, not from the number of replicas. [`TrainBatches`] and [`EvalBatches`] assemble the
-//! examples into one literal per replica and field; [`Prefetch`] does so on a thread, ahead of the
-//! loop.
+//! seed, the number of examples and the global batch, not from the number of replicas.
+//! [`TrainBatches`] and [`EvalBatches`] assemble the examples into one literal per field and shard
+//! of the batch, those of this process only; [`Prefetch`] does so on a thread, ahead of the loop.
 
 mod augment;
 mod batch;

@@ -1,7 +1,9 @@
 //! The kernels of this process, for programs on the CPU backend that leave ops to it
 //! ([`hlo::HostCalls`]).
 //!
-//! The crate `kernels` computes on slices; this module reads what a program asks for.
+//! The crate `kernels` computes on slices; this module reads what a program asks for: large sums,
+//! convolutions, maxima over windows, products and random bits, where [`crate::lowering`] leaves
+//! them to the process, and attention, which its layer calls. The workers of XLA's pool help.
 
 mod attention;
 mod convolution;

@@ -1,4 +1,5 @@
-//! Lines on stderr: text for people, or events of `tracing`.
+//! Lines on stderr: text for people, or events of `tracing`. What is for people is said ([`say`]);
+//! what is for a search for a fault is an event or a span, which `cli::logging` writes.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU8, Ordering};

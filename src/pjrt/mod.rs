@@ -14,6 +14,22 @@
 //! Replicas are numbered over all processes of a run. A [`Placement`] lists the replicas that run
 //! in this process and their devices.
 //!
+//! # Why no existing crate
+//!
+//! This is a thin layer of our own on the C interface: `abi.rs` declares the structs that are used,
+//! and a test checks their sizes and offsets against the header in the plugin's wheel.
+//!
+//! - `xla` 0.5.4 can load plugins and compile for replicas, but has no key-value store, no
+//!   compilation for topologies and no FFI, and it links a C++ archive of XLA that no package
+//!   registry carries.
+//! - `pjrt` 0.2.0 reaches the number of replicas through `proto_mut()`, but needs libclang and
+//!   protoc to build, follows an API two years older than today's plugins, and frees its key-value
+//!   store after one call.
+//! - `cudarc` can be asked whether NCCL is there, but the plugin owns the device, so nothing is
+//!   left for it to do.
+//!
+//! # What is checked
+//!
 //! The types guarantee that a value given away with [`Arg::Donate`] cannot be used again, that
 //! everything made through a client keeps the client alive, and that handles may move between
 //! threads. Everything on which a plugin would abort the process or hang is checked first, see

@@ -1,7 +1,8 @@
 //! The platform of a plugin.
 
 /// The kind of a client's devices, as named by its plugin. Whatever is lowered or compiled
-/// differently depends on this, never on the name or path by which the plugin was requested.
+/// differently depends on this. While the plugin is still opening, `train` takes it from the
+/// configured backend if that is a name and not a path (`platform_on_host`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Platform {
     /// XLA on the host's processors.

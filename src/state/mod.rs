@@ -1,7 +1,8 @@
 //! The training state on the devices: `params.*`, `model_state.*`, `opt_state.*` and the counters.
 //!
 //! A [`State`] has the [`LeafSpec`] of each leaf, so no code derives a global shape from a local
-//! buffer. It gathers whole leaves for files and fingerprints, and scatters them, on any mesh.
+//! buffer. It gathers whole leaves for parameter files, copies pieces for checkpoints, and fills
+//! leaves from values that are read piece by piece, on any mesh.
 
 mod fingerprint;
 mod shards;

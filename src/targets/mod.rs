@@ -5,6 +5,24 @@
 //! the step's program as `train` would build it for that many replicas, runs the chip's own
 //! compiler in a child process ([`worker`]), and reads memory and schedule from the result.
 //! [`cost`] predicts times.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `target.rs`, `slices.rs` | targets by name, and the slices that Cloud TPU has |
+//! | `chips.rs` | the figures of every chip, with their sources |
+//! | `flags.rs` | XLA options for each chip, for replicated and for sharded state, with what was tried; `train` sets the same ones when it finds that chip |
+//! | `compile.rs`, `worker.rs` | compiling, and the child process: some compilers end theirs |
+//! | `hlo_proto.rs`, `instruction.rs`, `listing.rs` | reading the optimised program |
+//! | `schedule.rs` | its collectives, and what overlaps them in the order of the schedule |
+//! | `collective.rs` | what each collective is for, and their sums |
+//! | `lifetimes.rs` | how long gathered parameters are in memory |
+//! | `ordering.rs` | which collectives are not ordered by data |
+//! | `memory.rs`, `advice.rs` | whether the step fits, and what to change if not |
+//! | `report.rs`, `scaling.rs`, `backups.rs` | the results, as the commands print them |
+//! | [`cost`] | times, from a described fabric, a roofline, and when each collective can run ([`hlo::transfers`]) |
+//!
+//! [`device_order`](fn@crate::cluster::device_order) assigns devices to replicas, for `compile` and
+//! for `train` alike. The assignment is always sent, because plugins' own defaults differ.
 
 mod advice;
 mod backups;

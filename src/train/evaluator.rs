@@ -1,4 +1,5 @@
-//! A trained model that is evaluated or predicts: its parameters on each device, and no optimizer.
+//! A trained model that is evaluated or predicts, for the commands `evaluate` and `predict`: its
+//! parameters on each device, and no optimizer. Evaluation during training is in `evaluate.rs`.
 
 use std::sync::Arc;
 

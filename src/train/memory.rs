@@ -1,4 +1,5 @@
-//! Whether a run fits into memory, asked before anything of its size is allocated.
+//! Whether a run fits into memory, asked before anything of its size is allocated: of the state
+//! before compiling, of the programs by the compiler's figures.
 
 use std::fmt;
 

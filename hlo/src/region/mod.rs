@@ -5,6 +5,11 @@
 //! lowering and counting. The interpreter evaluates them directly.
 //!
 //! A region sees outer values only through its operands.
+//!
+//! The gradient of a scan is a scan in the other direction; the forward scan is then replaced by
+//! one that also stacks the residuals. The gradient of a remat computes its body again, after a
+//! barrier. The results of `custom_vjp_recomputed` are not kept for the backward pass, which
+//! computes them again: so a sharded parameter is gathered twice and dropped in between.
 
 mod expand;
 mod prepare;

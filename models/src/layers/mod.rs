@@ -1,4 +1,8 @@
 //! Layers, one per file.
+//!
+//! A layer marks values that are cheaper to store than to compute again
+//! ([`hlo::Tensor::fusion_barrier`]), and brings its own gradient where the derived one is slow
+//! ([`hlo::Tracer::custom_vjp`]: softmax, batch norm, ReLU).
 
 mod attention;
 mod attention_call;

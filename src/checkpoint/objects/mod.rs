@@ -1,4 +1,5 @@
-//! Checkpoints in object stores. Everything asynchronous is in this module: its functions wait.
+//! Checkpoints in object stores. What is asynchronous about checkpoints is in this module: its
+//! functions wait.
 //!
 //! ```text
 //! PREFIX/owner.json                                    the process that saves here

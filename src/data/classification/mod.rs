@@ -1,5 +1,8 @@
 //! Texts, or pairs of texts, with a label each: `.tsv`, `.csv` and `.jsonl` files, as GLUE has
 //! them.
+//!
+//! `table.rs` reads the rows, `labels.rs` checks their labels. `tokenizer` makes a tokenizer of the
+//! files of a folder as transformers does, and `encoder.rs` makes tokens with it.
 
 mod encoder;
 mod labels;

@@ -2,7 +2,8 @@
 //!
 //! A plugin is mapped into memory, so a truncated or modified one ends the process or worse.
 //! Hashing it at every start would take longer than many runs, so the record holds modification
-//! times: a start compares sizes and times, and only hashes files with another time.
+//! times: a start compares sizes and times, and only hashes files whose time has changed.
+//! `lockstep plugin verify` and `lockstep plugin install` hash all of them.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -47,7 +48,7 @@ struct RecordedFile {
 /// Which files are hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hashed {
-    /// Files with another modification time.
+    /// Files whose modification time has changed.
     Changed,
     /// All files.
     All,
@@ -141,7 +142,7 @@ impl Record {
     }
 }
 
-/// Checks the files of the plugin in `dir`, but does not read those with an unchanged time. Does
+/// Checks the files of the plugin in `dir` without reading those whose time is unchanged. Does
 /// nothing if there is no record.
 ///
 /// # Errors
@@ -194,7 +195,7 @@ pub(in crate::pjrt) fn explain_load_failure(library: &Path, error: Error) -> Err
     match (Record::read(dir), &error) {
         (Err(reason), _) => damaged(reason),
         (Ok(Some(mut record)), _) => record.check(dir, Hashed::All).err().map_or(error, damaged),
-        // No record lists the files of the plugin, and `install` would believe what is there.
+        // Nothing says what it should hold, and `install` would believe what is there.
         (Ok(None), Error::NotAPlugin { path, reason }) => damaged(format!(
             "{}: {reason}; remove it first with `lockstep plugin remove {}`",
             path.display(),

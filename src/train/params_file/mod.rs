@@ -1,6 +1,10 @@
 //! Parameters on disk, with the model state that evaluation needs: safetensors files under the
 //! model's own paths. Reading also accepts checkpoints, runs, and the names that other programs
 //! use; writing can use those names too.
+//!
+//! `saved.rs` finds the model in a run, a checkpoint or a folder, `read.rs` reads tensors, `fit.rs`
+//! fits them to the leaves, `huggingface.rs` writes what other libraries load. `classes.rs` says
+//! what the classes of a saved model mean; `config::folder` reads the `config.json` of a folder.
 
 mod classes;
 mod fit;

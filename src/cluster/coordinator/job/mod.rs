@@ -1,5 +1,8 @@
 //! The state of a job: its generations, why they ended, and what the supervisors are to do. Without
 //! IO and without a clock: the time since the start of the coordinator is passed in.
+//!
+//! A generation starts when all supervisors are there and, after a failure, all processes of the
+//! one before have ended.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
