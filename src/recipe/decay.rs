@@ -364,15 +364,7 @@ pub(super) fn jump(recipe: &Recipe<'_>) -> Vec<Found> {
     if let Some(found) = jump_after_warmup(recipe, schedule) {
         return vec![found];
     }
-    let is_jump = |step: &u64| {
-        let change = (schedule.lr(*step) - schedule.lr(step - 1)).abs();
-        change > 0.25 * rates.max
-            && *step >= schedule.warmup_steps()
-            && !schedule.is_declared_jump(*step)
-    };
-    let Some(step) = (1..schedule.total_steps().min(MAX_STEPS)).find(is_jump) else {
-        return vec![];
-    };
+    let Some(step) = first_jump(schedule, 0.25 * rates.max) else { return vec![] };
     let (before, after) = (schedule.lr(step - 1), schedule.lr(step));
     let reason = format!(
         "the rate jumps from {} to {} at step {step}, where the schedule declares no step",
@@ -383,4 +375,39 @@ pub(super) fn jump(recipe: &Recipe<'_>) -> Vec<Found> {
     let change = "let the pieces meet: lengthen the warm-up or the decay, or give the first point \
                   after the warm-up a factor of 1";
     vec![Found::new(severity, reason, change, cosine())]
+}
+
+/// The first step after the warm-up at which the rate changes by more than this where no jump is
+/// declared.
+///
+/// The rate rises or falls throughout between the end of the warm-up, the boundaries and the end of
+/// the decay. So no step of a piece changes it by more than the whole piece does, and only pieces
+/// that change it by more are searched.
+fn first_jump(schedule: &Schedule, least: f64) -> Option<u64> {
+    let total = schedule.total_steps().min(MAX_STEPS);
+    let first = schedule.warmup_steps().max(1) - 1;
+    let last = total.checked_sub(1).filter(|last| *last > first)?;
+    let bends = schedule.boundaries().iter().copied().chain(schedule.end_step());
+    let bends = bends.chain([schedule.warmup_steps()]);
+    // A bend and the steps beside it, so that the change at it is a piece of its own.
+    let bends = bends.flat_map(|step| [step.saturating_sub(1), step, step.saturating_add(1)]);
+    let mut ends: Vec<_> = bends.filter(|step| (first..last).contains(step)).collect();
+    ends.extend([first, last]);
+    ends.sort_unstable();
+    ends.dedup();
+    ends.windows(2).find_map(|piece| first_jump_in(schedule, least, piece[0], piece[1]))
+}
+
+/// The first jump after step `from`, up to step `to`, between which the rate only rises or falls.
+fn first_jump_in(schedule: &Schedule, least: f64, from: u64, to: u64) -> Option<u64> {
+    let change = (schedule.lr(to) - schedule.lr(from)).abs();
+    if change <= least {
+        return None;
+    }
+    if to - from == 1 {
+        return (!schedule.is_declared_jump(to)).then_some(to);
+    }
+    let middle = from + (to - from) / 2;
+    let before = first_jump_in(schedule, least, from, middle);
+    before.or_else(|| first_jump_in(schedule, least, middle, to))
 }
