@@ -6,7 +6,7 @@ use super::{compile, config, text_data};
 #[test]
 fn attention_by_cudnn_saves_memory_and_traffic_on_h100() {
     let dir = tempfile::tempdir().unwrap();
-    let model = "name = \"gpt\"\nnum_layers = 2\nwidth = 256\nnum_heads = 4\ncontext = \
+    let model = "name = \"gpt\"\nnum_layers = 1\nwidth = 256\nnum_heads = 4\ncontext = \
                  1024\nvocabulary = 256";
     let path = config(dir.path(), model, &text_data(1024), 8);
     let dump = dir.path().join("dump");
@@ -15,7 +15,7 @@ fn attention_by_cudnn_saves_memory_and_traffic_on_h100() {
     assert_eq!(code, Some(0));
     let listing = std::fs::read_to_string(dump.join("optimized.txt")).unwrap();
     for target in ["__cudnn$fmhaSoftmax\n", "__cudnn$fmhaSoftmaxBackward\n"] {
-        assert_eq!(listing.matches(target).count(), 2, "{target}{listing}");
+        assert_eq!(listing.matches(target).count(), 1, "{target}{listing}");
     }
     let forms = report["attention_forms"].as_array().unwrap();
     let [by_cudnn, as_ops] = &forms[..] else { panic!("{report}") };
@@ -29,7 +29,7 @@ fn attention_by_cudnn_saves_memory_and_traffic_on_h100() {
     let [with, without] = of("traffic_bytes");
     assert!(with + 2 * 4 * scores < without, "{with} and {without}");
 
-    assert_eq!(report["num_cudnn_calls"], 4);
+    assert_eq!(report["num_cudnn_calls"], 2);
 
     // In f32 there is none.
     let more = ["--set", "compile.kernels=all", "--set", "train.precision=f32"];

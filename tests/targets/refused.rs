@@ -141,14 +141,13 @@ fn a_dump_that_cannot_be_written_is_reported() {
     assert!(done.stderr.contains("cannot write"), "{}", done.stderr);
 }
 
-/// Too large by the scores of attention alone: examples * 24 heads * 1024 * 1024, some of them in
-/// f32.
-const LARGE: &str =
-    "name = \"gpt\"\nnum_layers = 1\nwidth = 384\nnum_heads = 24\ncontext = 1024\nvocabulary = 256";
+/// Too large by the activations of a layer alone: examples * 16384, some of them more than once.
+pub const LARGE: &str = "name = \"mlp\"\nhidden = [16384]";
+pub const MANY: &str = "source = \"synthetic\"\nfeatures = 1024\nnum_examples = 16777216";
 
 fn check_that_does_not_fit(target: &str, batch_per_replica: usize) {
     let dir = tempfile::tempdir().unwrap();
-    let path = config(dir.path(), LARGE, &super::text_data(1024), batch_per_replica);
+    let path = config(dir.path(), LARGE, MANY, batch_per_replica);
     let (code, report) = compile(&path, target, &[]);
     assert_eq!((code, &report["fits"]), (Some(1), &false.into()), "{report}");
     let bytes = |name: &str| report["memory"][name].as_u64().unwrap();
@@ -162,10 +161,10 @@ fn check_that_does_not_fit(target: &str, batch_per_replica: usize) {
 
 #[test]
 fn a_step_too_large_for_a_tpu_is_rejected_and_compiles_with_the_advice() {
-    check_that_does_not_fit("tpu:v5e:1x1", 128);
+    check_that_does_not_fit("tpu:v5e:1x1", 1 << 19);
 }
 
 #[test]
 fn a_step_too_large_for_a_gpu_is_rejected_and_compiles_with_the_advice() {
-    check_that_does_not_fit("gpu:h100:1x1", 512);
+    check_that_does_not_fit("gpu:h100:1x1", 1 << 20);
 }

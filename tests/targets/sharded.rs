@@ -118,30 +118,33 @@ fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_v6e() {
 }
 
 /// On data = 4 and fsdp = 8: gathers and scatters within a host, and shards all_reduced over hosts.
+/// With fewer blocks than 8 the scatters that end the step are more than 0.15 of all.
 #[test]
 fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_h100() {
-    // Measured: 0.97 and 0.94.
+    // Measured: 0.96 and 0.92; with 12 blocks 0.97 and 0.94.
     let target = "gpu:h100:4x8";
     let case =
-        Case { target, num_layers: 12, batch_per_replica: 1, fsdp: 8, remat: false, max_blocks: 2 };
+        Case { target, num_layers: 8, batch_per_replica: 1, fsdp: 8, remat: false, max_blocks: 2 };
     let report = check(&case);
     check_temporaries(&case, &report);
     let (shards, _) = sums(&report, "all_reduce", 4);
-    let expected = (12 * BLOCK + (VOCABULARY + CONTEXT) * WIDTH) * 4 / 8;
+    let expected = (case.num_layers * BLOCK + (VOCABULARY + CONTEXT) * WIDTH) * 4 / 8;
     assert!((shards / expected as f64 - 1.0).abs() < 0.01, "{shards} of {expected}");
 }
 
-/// Width of the GPT for v5e, whose programs take longest to compile.
-const NARROW: u64 = 1024;
+/// Sizes of the GPT for v5e: the same collectives as of a larger one, in a fifth of the time.
+const NARROW: u64 = 512;
 const NARROW_BLOCK: u64 = 12 * NARROW * NARROW;
+const SHORT: u64 = 128;
+const FEW_TOKENS: u64 = 1024;
 
 fn report_on_v5e(num_layers: u64, scan: bool, sets: &[&str]) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let model = format!(
-        "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {NARROW}\nnum_heads = 8\ncontext = \
-         {CONTEXT}\nvocabulary = {VOCABULARY}\nscan_layers = {scan}"
+        "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {NARROW}\nnum_heads = 4\ncontext = \
+         {SHORT}\nvocabulary = {FEW_TOKENS}\nscan_layers = {scan}"
     );
-    let path = config(dir.path(), &model, &text_data(CONTEXT as usize), 1);
+    let path = config(dir.path(), &model, &text_data(SHORT as usize), 1);
     let sets = [&["--set", "mesh.fsdp=16", "--set", "parallel.zero=3"], sets].concat();
     let (code, report) = compile(&path, "tpu:v5e:4x4", &sets);
     assert_eq!((code, &report["fits"]), (Some(0), &Value::Bool(true)), "{report}");
@@ -154,7 +157,7 @@ fn report_on_v5e(num_layers: u64, scan: bool, sets: &[&str]) -> Value {
 fn two_blocks_are_whole_at_once_on_v5e() {
     let num_layers = 3;
     let report = report_on_v5e(num_layers, false, &["--set", "parallel.scatter_line=0"]);
-    let (embedding, positions) = (VOCABULARY * NARROW, CONTEXT * NARROW);
+    let (embedding, positions) = (FEW_TOKENS * NARROW, SHORT * NARROW);
     let (gathered, _) = sums(&report, "all_gather", 16);
     let expected = 2 * (2 * num_layers * NARROW_BLOCK + 2 * embedding + positions) / 16;
     assert!((gathered / expected as f64 - 1.0).abs() < 0.01, "{gathered} of {expected}: {report}");
@@ -188,7 +191,7 @@ fn scatters_have_two_forms_on_v5e() {
     assert_eq!(report["memory"]["temporaries_bytes"], by_line["temporaries_bytes"]);
     // Whole gradients across the lines, and a quarter of them along each.
     let (scattered, _) = sums(&report, "reduce_scatter", 4);
-    let parameters = num_layers * NARROW_BLOCK + (VOCABULARY + CONTEXT) * NARROW;
+    let parameters = num_layers * NARROW_BLOCK + (FEW_TOKENS + SHORT) * NARROW;
     let expected = 4.0 * 1.25 * parameters as f64;
     assert!((scattered / expected - 1.0).abs() < 0.01, "{scattered} of {expected}: {report}");
     let (reduced, _) = sums(&report, "all_reduce", 16);
