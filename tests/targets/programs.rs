@@ -190,7 +190,7 @@ fn check_gpt2(target: &str, num_devices: u64, num_layers: u64, batch_per_replica
 }
 
 // One sequence per TPU: the schedule is the same as with eight, and it compiles in three quarters
-// of the time. Each block is scheduled as the others: two of them compile in a fifth of the time.
+// of the time. Each block is scheduled as the others: two of them compile sooner.
 
 #[test]
 fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_v5e_4x4() {
