@@ -95,9 +95,10 @@ fn of_folder(args: &PredictArgs) -> Result<(Config, Classes)> {
     };
     let path = folder.join("config.json");
     let text = format!(
-        "model = {{ from = {from} }}\ndata = {{ source = \"classification\", path = \"unused\", \
-         max_length = 512 }}\ntrain = {{ global_batch = 1, steps = 1 }}\noptimizer = {{ name = \
-         \"sgd\" }}\nschedule = {{ name = \"constant\", peak = 1.0 }}"
+        "model = {{ from = {from} }}\n\
+         data = {{ source = \"classification\", path = \"unused\", max_length = 512 }}\n\
+         train = {{ global_batch = 1, steps = 1 }}\noptimizer = {{ name = \"sgd\" }}\n\
+         schedule = {{ name = \"constant\", peak = 1.0 }}"
     );
     let mut config = Config::parse(&text, &path, &args.sets)?;
     if let (DataConfig::Classification(texts), Some(context)) =

@@ -401,7 +401,7 @@ fn first_jump(schedule: &Schedule, least: f64) -> Option<u64> {
 /// The first jump after step `from`, up to step `to`, between which the rate only rises or falls.
 fn first_jump_in(schedule: &Schedule, least: f64, from: u64, to: u64) -> Option<u64> {
     let change = (schedule.lr(to) - schedule.lr(from)).abs();
-    if change <= least {
+    if change.is_nan() || change <= least {
         return None;
     }
     if to - from == 1 {

@@ -51,9 +51,9 @@ const RULES: [RuleInfo; 42] = [
                 below 6e-5, a rate below 0.3 of what is usual for the size from 1e9 parameters and \
                 40 tokens per parameter on, or below 1e-6 times the root of a batch of 16384 or \
                 more. Adam on images from scratch: below 2e-5." },
-    RuleInfo { name: "rate-unlike-published", find: neighbours::unlike_published, source: "The \
-        table of published recipes: `lockstep recipes`; Malladi et al., On the SDEs and Scaling \
-        Rules for Adaptive Gradient Algorithms (2022)",
+    RuleInfo { name: "rate-unlike-published", find: neighbours::unlike_published,
+        source: "The table of published recipes: `lockstep recipes`; Malladi et al., On the SDEs \
+                 and Scaling Rules for Adaptive Gradient Algorithms (2022)",
         about: "The rate is far from those of the published recipes (`lockstep recipes`) for the \
                 same optimizer and kind of model whose batch is within a factor of 16 of this one, \
                 and for transformers the size too (both 8, tokens for the batch, pre-training \
@@ -62,8 +62,8 @@ const RULES: [RuleInfo; 42] = [
                 momentum)), LAMB and Adam: above 2.5 times the second highest (and above 0.002 for \
                 Adam on images). LARS and LAMB: below a quarter of the lowest. It needs three such \
                 recipes, and is silent where a limit for all batches is exceeded." },
-    RuleInfo { name: "fine-tuning-rate", find: rate::fine_tuning, source: "Mosbach et al., On the \
-        Stability of Fine-tuning BERT (2021)",
+    RuleInfo { name: "fine-tuning-rate", find: rate::fine_tuning,
+        source: "Mosbach et al., On the Stability of Fine-tuning BERT (2021)",
         about: "Adam on a transformer with rate x width above 0.32 in a run of less than one token \
                 per parameter, or of a few epochs on such a small data set: too short to train \
                 from scratch, and too high to keep what was learned before (published for \
@@ -74,8 +74,8 @@ const RULES: [RuleInfo; 42] = [
                 from 2 on); linear scaling of Adam from 32 times on (a note from 16 on, which is \
                 published); or a fixed rate for a batch that grows with a number of replicas that \
                 is not fixed (a warning)." },
-    RuleInfo { name: "sgd-on-transformer", find: rate::sgd_on_transformer, source: "Zhang et al., \
-        Why Are Adaptive Methods Good for Attention Models? (2020)",
+    RuleInfo { name: "sgd-on-transformer", find: rate::sgd_on_transformer,
+        source: "Zhang et al., Why Are Adaptive Methods Good for Attention Models? (2020)",
         about: "SGD on a transformer from scratch, as far as the data show it: at least 20 tokens \
                 per parameter, and data of 2. A note otherwise: SGD fine-tunes vision transformers." },
     RuleInfo { name: "trust-ratio-too-high", find: trust::too_high, source: LARS,
@@ -89,9 +89,9 @@ const RULES: [RuleInfo; 42] = [
                 less than 20 times its norm in all, and less than 0.02 in a step over the \
                 momentum. LAMB: less than its norm in all, in more than 2000 steps at a rate below \
                 5e-4." },
-    RuleInfo { name: "rate-factors", find: factors::unusual, source: "Bao et al., BEiT: BERT \
-        Pre-Training of Image Transformers (2022), appendix; Clark et al., ELECTRA (2020), \
-        appendix",
+    RuleInfo { name: "rate-factors", find: factors::unusual,
+        source: "Bao et al., BEiT: BERT Pre-Training of Image Transformers (2022), appendix; Clark \
+                 et al., ELECTRA (2020), appendix",
         about: "`optimizer.lr_factors` gives a parameter more than 40 times the rate (published: \
                 up to 10 for a new head), or more than 0.05 with Adam. Or `optimizer.layer_decay` \
                 leaves the lowest layers less than a tenth of the rate from scratch (published for \
@@ -100,8 +100,8 @@ const RULES: [RuleInfo; 42] = [
         about: "`optimizer.trust_exclude` leaves no parameter of rank 2 or more with a trust \
                 ratio: LARS is then SGD, and LAMB is Adam, at rates that are 10 to 1000 times \
                 those of SGD and Adam." },
-    RuleInfo { name: "no-trust-ratios", find: batch::without_trust_ratios, source: "Nado et al., A \
-        Large Batch Optimizer Reality Check (2021)",
+    RuleInfo { name: "no-trust-ratios", find: batch::without_trust_ratios,
+        source: "Nado et al., A Large Batch Optimizer Reality Check (2021)",
         about: "A batch above 32768 with one rate for all parameters: a warning for SGD on images \
                 and transformers, a note otherwise; published batches of Adam go to 90112." },
     RuleInfo { name: "schedule-impossible", find: decay::impossible, source: "`lockstep train` refuses it",
@@ -125,27 +125,29 @@ const RULES: [RuleInfo; 42] = [
                 below 0.02 (published: 0.1 and above). Or the first boundary of `step` is in the \
                 first 5 % of a run of at least 1000 steps, or its last one in the first 45 %, and \
                 then at most 2 % of the rate are left." },
-    RuleInfo { name: "never-decays", find: decay::never, source: "Defazio et al., When, Why and \
-        How Much? Adaptive Learning Rate Scheduling by Refinement (2023)",
+    RuleInfo { name: "never-decays", find: decay::never,
+        source: "Defazio et al., When, Why and How Much? Adaptive Learning Rate Scheduling by \
+                 Refinement (2023)",
         about: "The rate ends above 35 % of its peak (50 % with `inverse_sqrt`), unless it is \
                 constant or ends below 60 % and a running mean of the parameters (`ema_decay` from \
                 0.99 on) takes the noise out: images from scratch, from 30 epochs on (but not Adam \
                 on 32-pixel images); Adam and LAMB on transformers, in runs of at least 20 tokens \
                 per parameter and 1e9 tokens at a rate for training from scratch." },
-    RuleInfo { name: "decay-too-short", find: decay::too_short, source: "Hägele et al., Scaling \
-        Laws and Compute-Optimal Training Beyond Fixed Training Durations (2024)",
+    RuleInfo { name: "decay-too-short", find: decay::too_short,
+        source: "Hägele et al., Scaling Laws and Compute-Optimal Training Beyond Fixed Training \
+                 Durations (2024)",
         about: "The decay of `wsd` takes less than 2 % of a run of at least 1000 steps (published: \
                 10 to 20 %)." },
     RuleInfo { name: "rate-jumps", find: decay::jump, source: GOYAL,
         about: "The rate changes by more than a quarter of its peak in one step, without a \
                 declared boundary, in runs of at least 50 steps; or `step` multiplies it by more \
                 than 1; or a constant warm-up ends with a jump by more than 12 (published: 10)." },
-    RuleInfo { name: "peak-unreached", find: decay::peak_unreached, source: "Page, How to Train \
-        Your ResNet (2018)",
+    RuleInfo { name: "peak-unreached", find: decay::peak_unreached,
+        source: "Page, How to Train Your ResNet (2018)",
         about: "The highest factor of `piecewise` is below 0.9: factors are shares of the peak, \
                 and rates in their place multiply it." },
-    RuleInfo { name: "warmup-missing", find: warmup::missing, source: "Ma and Yarats, On the \
-        Adequacy of Untuned Warmup for Adaptive Optimization (2021)",
+    RuleInfo { name: "warmup-missing", find: warmup::missing,
+        source: "Ma and Yarats, On the Adequacy of Untuned Warmup for Adaptive Optimization (2021)",
         about: "The run starts at more than half of a rate that needs a warm-up. SGD: rate / (1 - \
                 momentum) above 6 (not for linear models). LARS: 0.03 of a layer's norm over the \
                 momentum. LAMB: 5e-4. Adam: rate x width from 0.3 on (published without: 0.29), in \
@@ -164,38 +166,39 @@ const RULES: [RuleInfo; 42] = [
     RuleInfo { name: "boundary-inside-warmup", find: warmup::boundary_inside, source: GOYAL,
         about: "A boundary lies inside the warm-up, which passes over it, so that the peak is \
                 never reached." },
-    RuleInfo { name: "weight-decay-too-strong", find: weight_decay::too_strong, source: "Loshchilov \
-        and Hutter, Decoupled Weight Decay Regularization (2019)",
+    RuleInfo { name: "weight-decay-too-strong", find: weight_decay::too_strong,
+        source: "Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019)",
         about: "Decay takes too much of a parameter in a step: AdamW: rate x decay above 0.005, or \
                 a decay of 1 or more (published: at most 0.5) (an error above 0.02, which leaves \
                 nothing of 50 steps ago). SGD: rate x decay / (1 - momentum) above 0.02 \
                 (published: at most 0.017), or a decay from 0.005 on. Adam, whose decay is added \
                 to the gradient: 0.01. LARS: 0.001 (published: 5e-4 and below). LAMB: above 0.5." },
-    RuleInfo { name: "weight-decay-too-weak", find: weight_decay::too_weak, source: "Zhang et al., \
-        Three Mechanisms of Weight Decay Regularization (2019)",
+    RuleInfo { name: "weight-decay-too-weak", find: weight_decay::too_weak,
+        source: "Zhang et al., Three Mechanisms of Weight Decay Regularization (2019)",
         about: "Over the whole run, SGD on images from scratch, from 60 epochs on, decays by an \
                 exponent below 0.5; or LARS on images from scratch has no decay. A note for AdamW \
                 from scratch whose decay of 1e-3 or less does nothing: it may be from a convention \
                 without the rate; or that has none, in at least 20 tokens per parameter." },
-    RuleInfo { name: "decayed-norm-or-bias", find: weight_decay::norm_or_bias, source: "He et al., \
-        Bag of Tricks for Image Classification (2019), section 3.1",
+    RuleInfo { name: "decayed-norm-or-bias", find: weight_decay::norm_or_bias,
+        source: "He et al., Bag of Tricks for Image Classification (2019), section 3.1",
         about: "Weight decay also applies to biases and scales of norms." },
-    RuleInfo { name: "weight-decay-excluded", find: unused::weight_decay, source: "Loshchilov and \
-        Hutter, Decoupled Weight Decay Regularization (2019)",
+    RuleInfo { name: "weight-decay-excluded", find: unused::weight_decay,
+        source: "Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019)",
         about: "`optimizer.weight_decay` is above 0, and `optimizer.weight_decay_exclude` leaves \
                 no parameter of rank 2 or more with it." },
-    RuleInfo { name: "evaluation-unreached", find: unused::evaluations, source: "Prechelt, Early \
-        Stopping - But When? (1998)",
+    RuleInfo { name: "evaluation-unreached", find: unused::evaluations,
+        source: "Prechelt, Early Stopping - But When? (1998)",
         about: "`train.eval_every` is longer than a run of at least 1000 steps: a note, and a \
                 warning if `train.patience` waits for evaluations." },
-    RuleInfo { name: "factor-too-low", find: unused::factors, source: "Zhu et al., Deformable DETR \
-        (2021), appendix; Howard and Ruder, Universal Language Model Fine-tuning (2018)",
+    RuleInfo { name: "factor-too-low", find: unused::factors,
+        source: "Zhu et al., Deformable DETR (2021), appendix; Howard and Ruder, Universal \
+                 Language Model Fine-tuning (2018)",
         about: "`optimizer.lr_factors` leaves a parameter less than 0.001 of the rate (published: \
                 0.01 and above)." },
     RuleInfo { name: "unmatched-pattern", find: constants::unmatched_pattern, source: "`lockstep train` refuses it",
         about: "A pattern matches no parameter, which `lockstep train` refuses." },
-    RuleInfo { name: "betas", find: constants::betas, source: "Zhang et al., Adam Can Converge \
-        Without Any Modification on Update Rules (2022)",
+    RuleInfo { name: "betas", find: constants::betas,
+        source: "Zhang et al., Adam Can Converge Without Any Modification on Update Rules (2022)",
         about: "beta1 is not below the root of beta2, beta2 is below 0.8 or above 0.9995, or beta1 \
                 above 0.98 (published beta2: 0.88 to 0.999)." },
     RuleInfo { name: "momentum", find: constants::momentum, source: GOYAL,
@@ -206,36 +209,38 @@ const RULES: [RuleInfo; 42] = [
         about: "epsilon of Adam from 1e-3 on, 1e-4 for transformers (published: at most 1e-5): \
                 gradients are smaller, so that the step is no longer normalized. A note for LAMB, \
                 whose trust ratio normalizes it again." },
-    RuleInfo { name: "long-memory", find: constants::long_memory, source: "Busbridge et al., How \
-        to Scale Your EMA (2023)",
+    RuleInfo { name: "long-memory", find: constants::long_memory,
+        source: "Busbridge et al., How to Scale Your EMA (2023)",
         about: "A running mean of parameters or gradients that is not corrected for its start \
                 remembers more than half of the run: 1 / (1 - decay) steps. A note for Adam's \
                 moments, which are corrected, and for a mean of the parameters that does not \
                 remember more than the run." },
-    RuleInfo { name: "short-memory", find: constants::short_memory, source: "Busbridge et al., How \
-        to Scale Your EMA (2023)",
+    RuleInfo { name: "short-memory", find: constants::short_memory,
+        source: "Busbridge et al., How to Scale Your EMA (2023)",
         about: "`optimizer.ema_decay` is below 0.9 (published: 0.99 and above), so that next to \
                 nothing is averaged. Some libraries name the share of the new instead." },
-    RuleInfo { name: "double-precision", find: constants::double_precision, source: "Micikevicius \
-        et al., Mixed Precision Training (2018)",
+    RuleInfo { name: "double-precision", find: constants::double_precision,
+        source: "Micikevicius et al., Mixed Precision Training (2018)",
         about: "f64 in a run of at least 1000 steps." },
-    RuleInfo { name: "clipping", find: constants::clipping, source: "Pascanu, Mikolov and Bengio, \
-        On the Difficulty of Training Recurrent Neural Networks (2013)",
+    RuleInfo { name: "clipping", find: constants::clipping,
+        source: "Pascanu, Mikolov and Bengio, On the Difficulty of Training Recurrent Neural \
+                 Networks (2013)",
         about: "Clipping bounds what the run can do. SGD: a limit below 0.05, or all steps \
                 together below a norm of 10 (an error); or none on a transformer with rate / (1 - \
                 momentum) from 0.5 on. Adam: the limit spread over all parameters is below a \
                 thirtieth of epsilon, so that updates vanish; a note for limits below 0.005." },
-    RuleInfo { name: "batch-norm-group", find: batch::norm_group, source: "Wu and He, Group \
-        Normalization (2018), figure 1",
+    RuleInfo { name: "batch-norm-group", find: batch::norm_group,
+        source: "Wu and He, Group Normalization (2018), figure 1",
         about: "Batch norm over fewer than 8 examples, whose statistics are noise (a note below \
                 16), or over 1024 and more with SGD (a note with others), where its regularization \
                 is lost (Hoffer et al., 2017)." },
-    RuleInfo { name: "label-smoothing", find: batch::label_smoothing, source: "Müller, Kornblith \
-        and Hinton, When Does Label Smoothing Help? (2019)",
+    RuleInfo { name: "label-smoothing", find: batch::label_smoothing,
+        source: "Müller, Kornblith and Hinton, When Does Label Smoothing Help? (2019)",
         about: "Label smoothing of 0.3 or more (published: 0.1 to 0.2). A note for more than 8192 \
                 images a step without any." },
-    RuleInfo { name: "dropout", find: batch::dropout, source: "Srivastava et al., Dropout: A \
-        Simple Way to Prevent Neural Networks from Overfitting (2014)",
+    RuleInfo { name: "dropout", find: batch::dropout,
+        source: "Srivastava et al., Dropout: A Simple Way to Prevent Neural Networks from \
+                 Overfitting (2014)",
         about: "Dropout above 0.6 (published: 0 to 0.5), or above 0.35 in a transformer \
                 (published: at most 0.3)." },
     RuleInfo { name: "batch-shape", find: batch::shape, source: GOYAL,

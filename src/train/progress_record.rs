@@ -6,14 +6,17 @@ use crate::observe::{EvalResult, RunProgress, StepEval};
 
 /// The progress, for the manifest of a checkpoint.
 pub(super) fn progress_to_json(progress: &RunProgress) -> Value {
-    let eval = |eval: &StepEval| json!({ "step": eval.step, "loss": eval.eval.loss, "metrics": eval.eval.metrics });
     json!({
         "num_skipped": progress.num_skipped,
         "last_skipped": progress.last_skipped,
         "final_loss": progress.final_loss,
-        "eval": progress.eval.as_ref().map(eval),
-        "best_eval": progress.best_eval.as_ref().map(eval),
+        "eval": progress.eval.as_ref().map(eval_to_json),
+        "best_eval": progress.best_eval.as_ref().map(eval_to_json),
     })
+}
+
+fn eval_to_json(StepEval { step, eval }: &StepEval) -> Value {
+    json!({ "step": step, "loss": eval.loss, "metrics": eval.metrics })
 }
 
 /// The inverse of [`progress_to_json`], after `num_steps` steps. Metrics that the model no longer

@@ -333,8 +333,8 @@ pub(super) fn restore(
 mod tests {
     use super::*;
 
-    const SAVED: &str = "[model]\nwidth = 8\nremat = false\n[data]\npath = \"/a\"\n[train]\nsteps \
-                         = 10\nglobal_batch = 4\n[schedule]\nname = \"cosine\"\n";
+    const SAVED: &str = "[model]\nwidth = 8\nremat = false\n[data]\npath = \"/a\"\n[train]\n\
+                         steps = 10\nglobal_batch = 4\n[schedule]\nname = \"cosine\"\n";
 
     fn data(num_examples: u64, fingerprint: &str) -> DataRecord {
         let fingerprint = Some(fingerprint.to_owned());

@@ -65,11 +65,11 @@ fn predict(dir: &Path, folder: &Path) -> Outcome {
 fn config(dir: &Path, labels: &[&str]) -> PathBuf {
     let rows = labels.iter().enumerate().map(|(row, label)| format!("w{row} w5\t{label}\n"));
     file(dir, "train.tsv", format!("sentence\tlabel\n{}", rows.collect::<String>()).as_bytes());
-    let toml = "model = \
-                { from = \"folder\", dropout = 0.0, attention_dropout = 0.0, classifier_dropout = 0.0 }\n[data]\nsource \
-                = \"classification\"\npath = \"train.tsv\"\neval_path = \"train.tsv\"\nmax_length \
-                = 8\n[train]\nglobal_batch = 4\nsteps = 1\n[optimizer]\nname = \
-                \"sgd\"\n[schedule]\nname = \"constant\"\npeak = 1e-9\n[mesh]\ndata = 1\n";
+    let toml = "model = { from = \"folder\", dropout = 0.0, attention_dropout = 0.0, \
+                classifier_dropout = 0.0 }\n[data]\nsource = \"classification\"\n\
+                path = \"train.tsv\"\neval_path = \"train.tsv\"\nmax_length = 8\n\
+                [train]\nglobal_batch = 4\nsteps = 1\n[optimizer]\nname = \"sgd\"\n\
+                [schedule]\nname = \"constant\"\npeak = 1e-9\n[mesh]\ndata = 1\n";
     file(dir, "run.toml", toml.as_bytes())
 }
 
@@ -171,8 +171,8 @@ fn a_run_has_the_classes_of_the_model_that_it_starts_from() {
 #[test]
 fn folders_of_other_models_are_refused_in_training_as_in_prediction() {
     let dir = tempfile::tempdir().unwrap();
-    let sizes = "[model]\nname = \"bert\"\nfrom = \"folder\"\nnum_layers = 2\nwidth = \
-                 16\nnum_heads = 4\nnum_hidden = 32\ncontext = 12\nvocabulary = 96\n";
+    let sizes = "[model]\nname = \"bert\"\nfrom = \"folder\"\nnum_layers = 2\nwidth = 16\n\
+                 num_heads = 4\nnum_hidden = 32\ncontext = 12\nvocabulary = 96\n";
     let run = fs::read_to_string(config(dir.path(), &["a", "b", "c", "c"])).unwrap();
     let with_sizes = run.split_once('\n').map(|(_, rest)| format!("{sizes}{rest}")).unwrap();
     let with_sizes = file(dir.path(), "sizes.toml", with_sizes.as_bytes());

@@ -100,13 +100,19 @@ fn what_was_trained_evaluates_predicts_and_is_exported() {
     }
 
     // A run from the folder starts where this one ended.
-    let from = file(dir.path(), "from.toml", format!(
-        "model = {{ from = \"re\u{301}sume\u{301}\" }}\n[data]\nsource = \"classification\"\npath \
-         = {:?}\neval_path = {:?}\nmax_length = 32\n[train]\nglobal_batch = 32\nsteps = \
-         1\n[optimizer]\nname = \"sgd\"\n[schedule]\nname = \"constant\"\npeak = \
-         1e-12\n[mesh]\ndata = 1\n",
-        PathBuf::from(EXAMPLES).join("sentiment/train.tsv"), PathBuf::from(dev()),
-    ).as_bytes());
+    let from = file(
+        dir.path(),
+        "from.toml",
+        format!(
+            "model = {{ from = \"re\u{301}sume\u{301}\" }}\n[data]\nsource = \"classification\"\n\
+         path = {:?}\neval_path = {:?}\nmax_length = 32\n[train]\nglobal_batch = 32\nsteps = 1\n\
+         [optimizer]\nname = \"sgd\"\n[schedule]\nname = \"constant\"\npeak = 1e-12\n[mesh]\n\
+         data = 1\n",
+            PathBuf::from(EXAMPLES).join("sentiment/train.tsv"),
+            PathBuf::from(dev()),
+        )
+        .as_bytes(),
+    );
     let outcome = lockstep(&["train", text(&from), "--json"]).succeeded();
     assert!(outcome.stderr.contains("taking the parameters from"), "{}", outcome.stderr);
     assert_eq!(outcome.json()["eval_accuracy"], summary["eval_accuracy"]);

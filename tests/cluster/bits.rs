@@ -33,11 +33,10 @@ fn a_gpt_on_sharded_meshes() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let config = format!(
-        "[model]\nname = \"gpt\"\nnum_layers = 2\nwidth = 32\nnum_heads = 2\ncontext = \
-         32\n[data]\nsource = \"text\"\npath = \"{CARGO_DIR}/examples/data\"\ncontext = \
-         32\n[train]\nglobal_batch = 8\nnum_microbatches = 2\nsteps = 6\nprecision = \
-         \"bf16\"\n[optimizer]\nname = \"adamw\"\n[schedule]\nname = \"cosine\"\npeak = \
-         1e-3\nwarmup_steps = 2\n"
+        "[model]\nname = \"gpt\"\nnum_layers = 2\nwidth = 32\nnum_heads = 2\ncontext = 32\n[data]\n\
+         source = \"text\"\npath = \"{CARGO_DIR}/examples/data\"\ncontext = 32\n[train]\n\
+         global_batch = 8\nnum_microbatches = 2\nsteps = 6\nprecision = \"bf16\"\n[optimizer]\n\
+         name = \"adamw\"\n[schedule]\nname = \"cosine\"\npeak = 1e-3\nwarmup_steps = 2\n"
     );
     let path = dir.path().join("gpt.toml");
     fs::write(&path, config).unwrap();

@@ -35,14 +35,14 @@ fn trace(published: &Published, num_layers: usize) -> Traced {
     let (model, data) = match published.model {
         Model::Gpt { width, num_heads, context, vocabulary, .. } => (
             format!(
-                "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {width}\nnum_heads = \
-                 {num_heads}\ncontext = {context}\nvocabulary = {vocabulary}\nremat = \
-                 {}\nscan_layers = false",
+                "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {width}\n\
+                 num_heads = {num_heads}\ncontext = {context}\nvocabulary = {vocabulary}\n\
+                 remat = {}\nscan_layers = false",
                 published.remat
             ),
             format!(
-                "source = \"synthetic_tokens\"\nvocab_size = {vocabulary}\ncontext = \
-                 {context}\nnum_examples = {num_examples}"
+                "source = \"synthetic_tokens\"\nvocab_size = {vocabulary}\ncontext = {context}\n\
+                 num_examples = {num_examples}"
             ),
         ),
         Model::ResNet50 => (
@@ -51,8 +51,8 @@ fn trace(published: &Published, num_layers: usize) -> Traced {
                 published.batch
             ),
             format!(
-                "source = \"synthetic\"\nimage = [3, 224, 224]\nclasses = 1000\nnum_examples = \
-                 {num_examples}"
+                "source = \"synthetic\"\nimage = [3, 224, 224]\nclasses = 1000\n\
+                 num_examples = {num_examples}"
             ),
         ),
     };
@@ -66,10 +66,10 @@ fn trace(published: &Published, num_layers: usize) -> Traced {
     };
     let kernels = if published.attention == Fused { "all" } else { "auto" };
     let text = format!(
-        "[model]\n{model}\n[data]\n{data}\n[train]\nsteps = 1000\nprecision = \
-         \"bf16\"\nbatch_per_replica = {}\nnum_microbatches = \
-         {}\n[optimizer]\n{optimizer}\n[schedule]\nname = \"cosine\"\npeak = 2e-4\nwarmup_steps = \
-         50\n[compile]\nkernels = \"{kernels}\"\n[device]\nbackend = \"cuda\"\n[mesh]\n{mesh}\n",
+        "[model]\n{model}\n[data]\n{data}\n[train]\nsteps = 1000\nprecision = \"bf16\"\n\
+         batch_per_replica = {}\nnum_microbatches = {}\n[optimizer]\n{optimizer}\n[schedule]\n\
+         name = \"cosine\"\npeak = 2e-4\nwarmup_steps = 50\n[compile]\nkernels = \"{kernels}\"\n\
+         [device]\nbackend = \"cuda\"\n[mesh]\n{mesh}\n",
         published.batch, published.num_microbatches
     );
     let config = Config::parse(&text, Path::new("/published.toml"), &[]).unwrap();
@@ -318,7 +318,7 @@ const CLOSER_BY_MFU: [&str; 2] = ["v5p", "v6e"];
 fn the_page_has_every_published_step() {
     let mut table =
         "| step | target | published/s | MFU | predicted | left out | by sums | constant MFU |\n\
-                     |---|---|---:|---:|---:|---:|---:|---:|\n"
+         |---|---|---:|---:|---:|---:|---:|---:|\n"
             .to_owned();
     for comparison in COMPARISONS.values() {
         for (at, step) in comparison.steps.iter().enumerate() {

@@ -67,8 +67,9 @@ fn another_processor_and_another_abi_are_told_apart() {
     let include = found().path.with_file_name("include");
     std::fs::write(
         &source,
-        "#include \"pjrt_c_api.h\"\nstatic PJRT_Api api;\nconst PJRT_Api* GetPjrtApi(void) \
-         {\napi.struct_size = PJRT_Api_STRUCT_SIZE;\napi.pjrt_api_version.major_version = 7;\nreturn &api; }\n",
+        "#include \"pjrt_c_api.h\"\nstatic PJRT_Api api;\nconst PJRT_Api* GetPjrtApi(void) {\n\
+         api.struct_size = PJRT_Api_STRUCT_SIZE;\napi.pjrt_api_version.major_version = 7;\n\
+         return &api; }\n",
     )
     .unwrap();
     let cc = std::process::Command::new("cc")

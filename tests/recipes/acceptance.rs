@@ -214,9 +214,9 @@ fn trained(config: &Config) -> Result<(), String> {
 fn a_mesh_of_any_size_is_accepted_for_some_number_of_devices() {
     let auto = |batch: usize, group: usize| {
         format!(
-            "[model]\n{RESNET}\nbatch_norm_group = {group}\n[data]\nsource = \"cifar10\"\npath = \
-             \"none\"\n[train]\nglobal_batch = {batch}\nsteps = 1\n[optimizer]\nname = \
-             \"sgd\"\n[schedule]\n{}\n[mesh]\ndata = \"auto\"",
+            "[model]\n{RESNET}\nbatch_norm_group = {group}\n[data]\nsource = \"cifar10\"\n\
+             path = \"none\"\n[train]\nglobal_batch = {batch}\nsteps = 1\n[optimizer]\n\
+             name = \"sgd\"\n[schedule]\n{}\n[mesh]\ndata = \"auto\"",
             SCHEDULES[0]
         )
     };

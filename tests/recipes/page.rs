@@ -68,8 +68,8 @@ first look at each set gave. The rules are written with all but `fourth`, so tha
 fn by_kind(all: &[RecipeSet], columns: &[RecipeSet]) -> String {
     let names: String = columns.iter().map(|set| format!(" `{}` |", set.name)).collect();
     let mut text = format!(
-        "\n## By kind of fault\n\nFound, of the faulty recipes of this kind.\n\n| kind | all \
-         |{names}\n|---|---|{}\n",
+        "\n## By kind of fault\n\nFound, of the faulty recipes of this kind.\n\n\
+         | kind | all |{names}\n|---|---|{}\n",
         "---|".repeat(columns.len())
     );
     let faulty = || all.iter().flat_map(|set| &set.faulty);
@@ -135,8 +135,8 @@ fn misjudged(sets: &[RecipeSet]) -> String {
             let _ = writeln!(text, "| `{name}` | `{set}` | {} | {flagged} |", source(recipe));
         }
     }
-    text += "\n## Faulty recipes that are not found\n\n| recipe | set | fault | kind \
-             |\n|---|---|---|---|\n";
+    text += "\n## Faulty recipes that are not found\n\n| recipe | set | fault | kind |\n\
+             |---|---|---|---|\n";
     for set in sets {
         for recipe in set.faulty.iter().filter(|recipe| !recipe.is_found()) {
             let (name, set, fault) = (&recipe.case.name, set.name, recipe.fault());

@@ -29,9 +29,10 @@ fn folder(name: &str) -> PathBuf {
 /// A configuration that names a folder.
 pub fn config(from: &Path, sets: &[&str]) -> Config {
     let text = format!(
-        "model = {{ from = {from:?} }}\ndata = {{ source = \"synthetic_tokens\", vocab_size = 96, \
-         context = 10 }}\ntrain = {{ global_batch = 4, steps = 5 }}\noptimizer = {{ name = \
-         \"adamw\" }}\nschedule = {{ name = \"constant\", peak = 1e-3 }}"
+        "model = {{ from = {from:?} }}\n\
+         data = {{ source = \"synthetic_tokens\", vocab_size = 96, context = 10 }}\n\
+         train = {{ global_batch = 4, steps = 5 }}\noptimizer = {{ name = \"adamw\" }}\n\
+         schedule = {{ name = \"constant\", peak = 1e-3 }}"
     );
     let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
     Config::parse(&text, Path::new("a.toml"), &sets).unwrap()

@@ -101,9 +101,8 @@ fn cases() -> Vec<Case> {
 /// 100 steps of 64 examples, with these keys of `[schedule]`.
 fn read(keys: &str) -> Result<Config, String> {
     let text = format!(
-        "[model]\nname = \"mlp\"\n[data]\nsource = \"synthetic\"\nnum_examples = \
-         645\n[train]\nglobal_batch = 64\nsteps = {TOTAL}\n[optimizer]\nname = \
-         \"sgd\"\n[schedule]\n{keys}"
+        "[model]\nname = \"mlp\"\n[data]\nsource = \"synthetic\"\nnum_examples = 645\n[train]\n\
+         global_batch = 64\nsteps = {TOTAL}\n[optimizer]\nname = \"sgd\"\n[schedule]\n{keys}"
     );
     let config = Config::parse(&text, Path::new("/runs/schedule.toml"), &[]);
     config.map_err(|error| error.to_string())
@@ -202,13 +201,13 @@ fn conventions_are_defaults_or_named() {
 #[test]
 fn resolved_conventions_are_read_again() {
     let cases = [
-        "name = \"cosine\"\npeak = 0.5\nwarmup_steps = 5\ndecay_from = \"start\"\nfloor_at = \
-         \"last_step\"",
+        "name = \"cosine\"\npeak = 0.5\nwarmup_steps = 5\ndecay_from = \"start\"\n\
+         floor_at = \"last_step\"",
         "name = \"linear\"\npeak = 0.5\nwarmup_steps = 5\npeak_at = \"next_step\"",
         "name = \"step\"\nbase_lr = 0.1\nbase_batch = 8\nwarmup_steps = 5\nwarmup_from = \"base\"\n\
          boundaries = [5]\nboundaries_from = \"warmup\"",
-        "name = \"constant\"\nbase_lr = 0.1\nbase_batch = 8\nwarmup_steps = 5\nwarmup_from = \
-         \"base\"\nwarmup = \"constant\"",
+        "name = \"constant\"\nbase_lr = 0.1\nbase_batch = 8\nwarmup_steps = 5\n\
+         warmup_from = \"base\"\nwarmup = \"constant\"",
     ];
     for keys in cases {
         let config = read(keys).unwrap();

@@ -6,8 +6,8 @@ use super::{compile, config, text_data};
 #[test]
 fn attention_by_cudnn_saves_memory_and_traffic_on_h100() {
     let dir = tempfile::tempdir().unwrap();
-    let model = "name = \"gpt\"\nnum_layers = 1\nwidth = 256\nnum_heads = 4\ncontext = \
-                 1024\nvocabulary = 256";
+    let model = "name = \"gpt\"\nnum_layers = 1\nwidth = 256\nnum_heads = 4\ncontext = 1024\n\
+                 vocabulary = 256";
     let path = config(dir.path(), model, &text_data(1024), 8);
     let dump = dir.path().join("dump");
     let more = ["--set", "compile.kernels=all", "--dump", dump.to_str().unwrap()];

@@ -74,9 +74,9 @@ fn compile(config: &Path, target: &str, more: &[&str]) -> (Option<i32>, Value) {
 /// Writes a configuration to `dir`, with a model, its data and the number of examples per replica.
 fn config(dir: &Path, model: &str, data: &str, batch_per_replica: usize) -> std::path::PathBuf {
     let text = format!(
-        "[model]\n{model}\n[data]\n{data}\n[train]\nbatch_per_replica = {batch_per_replica}\nsteps \
-         = 10\nprecision = \"bf16\"\n[optimizer]\nname = \"adamw\"\n[schedule]\nname = \
-         \"constant\"\npeak = 1e-3\n"
+        "[model]\n{model}\n[data]\n{data}\n[train]\nbatch_per_replica = {batch_per_replica}\n\
+         steps = 10\nprecision = \"bf16\"\n[optimizer]\nname = \"adamw\"\n[schedule]\n\
+         name = \"constant\"\npeak = 1e-3\n"
     );
     let path = dir.join("config.toml");
     std::fs::write(&path, text).unwrap();

@@ -106,8 +106,8 @@ fn an_option_that_the_plugin_does_not_know_is_named() {
 fn a_compiler_that_aborts_its_process_is_an_error_with_its_last_output() {
     let dir = tempfile::tempdir().unwrap();
     let binary = dir.path().join("compiler");
-    let script = "#!/bin/sh\necho 'I0000 loading' >&2\necho 'F0000 Check failed: x < y' >&2\nkill \
-                  -ABRT $$\n";
+    let script = "#!/bin/sh\necho 'I0000 loading' >&2\necho 'F0000 Check failed: x < y' >&2\n\
+                  kill -ABRT $$\n";
     fs::write(&binary, script).unwrap();
     fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
     let graph = trace(Mesh::data(2), |t| {

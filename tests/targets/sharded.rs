@@ -26,8 +26,8 @@ fn report(case: &Case) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let Case { target, num_layers, batch_per_replica, fsdp, remat, .. } = case;
     let model = format!(
-        "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {WIDTH}\nnum_heads = 16\ncontext = \
-         {CONTEXT}\nvocabulary = {VOCABULARY}\nremat = {remat}"
+        "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {WIDTH}\nnum_heads = 16\n\
+         context = {CONTEXT}\nvocabulary = {VOCABULARY}\nremat = {remat}"
     );
     let path = config(dir.path(), &model, &text_data(CONTEXT as usize), *batch_per_replica);
     let fsdp = format!("mesh.fsdp={fsdp}");
@@ -141,8 +141,8 @@ const FEW_TOKENS: u64 = 1024;
 fn report_on_v5e(num_layers: u64, scan: bool, sets: &[&str]) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let model = format!(
-        "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {NARROW}\nnum_heads = 4\ncontext = \
-         {SHORT}\nvocabulary = {FEW_TOKENS}\nscan_layers = {scan}"
+        "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {NARROW}\nnum_heads = 4\n\
+         context = {SHORT}\nvocabulary = {FEW_TOKENS}\nscan_layers = {scan}"
     );
     let path = config(dir.path(), &model, &text_data(SHORT as usize), 1);
     let sets = [&["--set", "mesh.fsdp=16", "--set", "parallel.zero=3"], sets].concat();

@@ -1,4 +1,4 @@
-//! Checkpoints in object stores. What is asynchronous about checkpoints is in this module: its
+//! Checkpoints in object stores. All asynchronous code of checkpoints is in this module; its
 //! functions wait.
 //!
 //! ```text
