@@ -154,6 +154,7 @@ fn check_resnet50(target: &str, num_devices: u64, image: usize, at_least: f64) {
 }
 
 #[test]
+#[ignore = "compiles for minutes; of the full set"]
 fn all_reduces_of_a_resnet50_overlap_with_convolutions_on_h100() {
     // Measured: 0.70, also with images of 224 x 224, and 0.85 in f32.
     check_resnet50("gpu:h100:4x8", 32, 64, 0.65);
@@ -190,16 +191,11 @@ fn check_gpt2(target: &str, num_devices: u64, num_layers: u64, batch_per_replica
 }
 
 // One sequence per TPU: the schedule is the same as with eight, and it compiles in three quarters
-// of the time. Each block is scheduled as the others: two of them compile sooner.
-
-#[test]
-fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_v5e_4x4() {
-    check_gpt2("tpu:v5e:4x4", 16, 2, 1);
-}
+// of the time.
 
 #[test]
 #[ignore = "compiles for minutes; of the full set"]
-fn all_reduces_of_all_layers_of_gpt2_overlap_with_its_backward_pass_on_v5e_4x4() {
+fn all_reduces_of_gpt2_overlap_with_its_backward_pass_on_v5e_4x4() {
     check_gpt2("tpu:v5e:4x4", 16, 12, 1);
 }
 
