@@ -106,7 +106,7 @@ fn enter(keeper: u32) -> Vec<String> {
     ["--target", &target, "--user", "--preserve-credentials", "--net"].map(str::to_owned).into()
 }
 
-const SETS: [&str; 3] = ["train.epochs=100", "checkpoint.every_steps=30", "train.eval_every=500"];
+const SETS: [&str; 3] = ["train.epochs=50", "checkpoint.every_steps=30", "train.eval_every=500"];
 
 #[test]
 fn a_run_goes_on_after_the_network_was_cut() {
