@@ -110,6 +110,7 @@ fn a_signal_saves_at_a_step_that_all_agree_on() {
     none_left(supervisor);
     let interrupted = summary(&stopped);
     assert_eq!(interrupted["status"], "interrupted", "{}", ended.stderr);
+    // 22 steps in each of 40 epochs.
     assert!(last_step(&stopped).unwrap() + 1 < 880);
     run(dir.path(), &args).succeeded();
     assert_same_run(&whole, &stopped);
