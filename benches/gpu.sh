@@ -33,14 +33,15 @@ sections() {
     cat <<'END'
 machine 20 which GPUs, drivers and plugin there are
 digits 30 200 steps of an MLP, each proved, and the losses of the CPU
-gpt_bytes 50 200 steps of a small GPT, each proved, and the losses of the CPU
-resnet20 50 200 steps of ResNet-20, each proved, and the losses of the CPU
-gpt2 110 the step of gpt2-124m beside the one that `plan` predicts
-level_o1 80 the same step at the compiler's optimization level O1
-replicas 110 the step of one GPU in a program for 8 and for 64 replicas, with loopback collectives
-two_processes 40 two processes on one GPU
-collectives 40 steps with and without collectives, on one GPU and on all
-attention 40 a GPT in bf16 with cuDNN's attention and without
+gpt_bytes 40 200 steps of a small GPT, each proved, and the losses of the CPU
+resnet20 40 200 steps of ResNet-20, each proved, and the losses of the CPU
+gpt2 80 the step of gpt2-124m beside the one that `plan` predicts
+level_o1 60 the same step at the compiler's optimization level O1
+replicas 90 the step of one GPU in a program for 8 and for 64 replicas, with loopback collectives
+two_processes 40 two processes, each with its GPU
+collectives 20 steps with and without collectives, on one GPU and on all
+attention 60 a GPT in bf16 with cuDNN's attention and without
+deterministic 90 whether two runs give the same bits, and what that costs
 END
 }
 
@@ -286,28 +287,41 @@ section_replicas() {
     return $failed
 }
 
-# NCCL refuses two ranks on one GPU; with loopback collectives the two processes at least start and end together.
+# A GPU for each process: NCCL refuses two ranks on one ("Duplicate GPU detected").
 section_two_processes() {
-    local out sets=() name ended=1
+    local out ended=0
+    if [ "$BACKEND" = cuda ] && [ "$(num_devices)" -lt 2 ]; then
+        record two_processes "not run" "it needs 2 GPUs"
+        return 0
+    fi
     out=$(mktemp -d) || return 1
-    for name in nccl loopback; do
-        if [ "$BACKEND" = cuda ]; then
-            sets=(--set 'device.options.visible_devices=[0]' --set device.options.memory_fraction=0.3)
-            [ $name = nccl ] || sets+=(--set compile.overrides.xla_gpu_collectives_implementation=loopback)
-        fi
-        # A rank that NCCL refuses may leave the other one waiting.
-        if timeout --foreground --kill-after=2 $((16 * budget_factor)) \
-            "$LOCKSTEP" launch --num-processes 2 --max-restarts 0 -- train examples/digits.toml --backend "$BACKEND" \
-            --set mesh.data=2 --set train.steps="$num_steps" --out "$out/$name" ${small[@]+"${small[@]}"} \
-            ${sets[@]+"${sets[@]}"}; then
-            record two_processes "$name" "ended well"
-            ended=0
-            break
-        fi
-        record two_processes "$name" "failed: see log.txt"
-    done
+    # A rank that NCCL refuses may leave the other one waiting.
+    timeout --foreground --kill-after=2 $((30 * budget_factor)) \
+        "$LOCKSTEP" launch --num-processes 2 --max-restarts 0 -- train examples/digits.toml --backend "$BACKEND" \
+        --set mesh.data=2 --set train.steps="$num_steps" --out "$out" ${small[@]+"${small[@]}"} || ended=1
     rm -rf "$out"
+    [ $ended -ne 0 ] || record two_processes "$num_steps steps" "ended well"
     return $ended
+}
+
+# Whether a run can be repeated bit for bit, and what that costs.
+section_deterministic() {
+    local deterministic example time line outcome first second failed=0
+    for deterministic in false true; do
+        for example in gpt-bytes resnet20-synthetic; do
+            first='' second=''
+            for time in first second; do
+                line=$(run_example train "$example" --backend "$BACKEND" --set mesh.data="$(num_devices)" \
+                    --set compile.deterministic=$deterministic --set train.steps="$num_steps") || { failed=1; continue 2; }
+                printf -v "$time" %s "$(field params_fingerprint <<< "$line")"
+            done
+            [ "$first" = "$second" ] && outcome=equal || outcome=different
+            record deterministic "$deterministic: two runs of $example are" "$outcome"
+            [ $deterministic,$outcome != true,different ] || failed=1
+        done
+    done
+    time_gpt2 deterministic "compile.deterministic on 1 device" --set mesh.data=1 --set compile.deterministic=true || failed=1
+    return $failed
 }
 
 section_collectives() {

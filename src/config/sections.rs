@@ -217,6 +217,9 @@ pub struct CompileConfig {
     /// random bits are computed by kernels of this program. On `cuda` there is one kernel, with
     /// `"all"`: attention by cuDNN, see [GPU](gpu.md). Results differ by rounding.
     pub kernels: KernelsConfig,
+    /// On `cuda`, use only ops that round alike in each run, so that a run can be repeated bit for
+    /// bit: slower, and attention is left to XLA. The other backends always do.
+    pub deterministic: bool,
 }
 
 /// Which kernels compute the ops that there are kernels for: on the CPU backend those of this

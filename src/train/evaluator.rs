@@ -113,7 +113,8 @@ impl<'a> EvalSpec<'a> {
         let policy: Arc<dyn Policy> = Arc::new(Replicated);
         let batch_axes = policy.batch_axes();
         let optimizer = optim::chain(vec![]);
-        let settings = self.compile.clone().for_devices(client, &self.mesh);
+        let settings = self.compile.clone().on_platform(client.platform());
+        let settings = settings.for_devices(client, &self.mesh);
         let spec = StepSpec {
             model: self.model,
             fields: &fields_of(self.source),

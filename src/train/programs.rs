@@ -22,6 +22,9 @@ use crate::targets::{Chip, flags};
 /// The XLA option by which the processes of a run divide the measuring of kernels among them while
 /// they compile.
 const SHARD_AUTOTUNING: &str = "xla_gpu_shard_autotuning";
+/// Either one keeps XLA on GPUs from ops that round differently from run to run.
+const ONLY_DETERMINISTIC: [&str; 2] =
+    ["xla_gpu_exclude_nondeterministic_ops", "xla_gpu_deterministic_ops"];
 
 /// How programs are compiled.
 #[derive(Clone, Debug, Default)]
@@ -30,9 +33,28 @@ pub struct CompileSettings {
     pub options: CompileOptions,
     /// The directory of the compile cache; `None` disables it.
     pub cache_dir: Option<PathBuf>,
+    /// No op may round differently from run to run.
+    pub is_deterministic: bool,
 }
 
 impl CompileSettings {
+    /// Adds the options that make a platform's ops deterministic, if they must be.
+    #[must_use]
+    pub(super) fn on_platform(mut self, platform: Platform) -> Self {
+        if self.is_deterministic && platform == Platform::Cuda {
+            let overrides = &mut self.options.overrides;
+            overrides.entry(ONLY_DETERMINISTIC[0].to_owned()).or_insert(OverrideValue::Bool(true));
+        }
+        self
+    }
+
+    /// `true` if a program with these options computes the same bits in each run. On an H100,
+    /// matmuls, convolutions and attention did not unless XLA was told so.
+    pub(super) fn repeats_bits(&self, platform: Platform) -> bool {
+        let is_set = |name| self.options.overrides.get(name) == Some(&OverrideValue::Bool(true));
+        platform != Platform::Cuda || ONLY_DETERMINISTIC.into_iter().any(is_set)
+    }
+
     /// Completes the settings for a client's devices: assigns a device to each replica of the mesh,
     /// and adds the XLA options for the devices' chip if it is known, so that a run compiles what
     /// `lockstep compile` showed. Options set before take precedence.
@@ -439,5 +461,30 @@ impl Drop for Background {
             // An error no longer matters, since the program is not needed.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_on_gpus_do_programs_need_options_to_repeat_their_bits() {
+        for is_deterministic in [false, true] {
+            let settings = CompileSettings { is_deterministic, ..CompileSettings::default() };
+            let on_gpus = settings.clone().on_platform(Platform::Cuda);
+            assert_eq!(on_gpus.repeats_bits(Platform::Cuda), is_deterministic);
+            let on_cpus = settings.on_platform(Platform::Cpu);
+            assert!(on_cpus.repeats_bits(Platform::Cpu));
+            assert!(on_cpus.options.overrides.is_empty());
+        }
+    }
+
+    #[test]
+    fn an_option_of_the_user_stays() {
+        let mut settings = CompileSettings { is_deterministic: true, ..CompileSettings::default() };
+        let overrides = &mut settings.options.overrides;
+        overrides.insert(ONLY_DETERMINISTIC[0].to_owned(), OverrideValue::Bool(false));
+        assert!(!settings.on_platform(Platform::Cuda).repeats_bits(Platform::Cuda));
     }
 }

@@ -315,6 +315,11 @@ pub(super) fn restore(
             "what follows is the run that was saved only if the training data are those that it \
              had, which nothing here shows"
         }
+        (false, true) if !trainer.repeats_bits() => {
+            "the same program: what follows is the run that was saved, up to rounding, which on \
+             this backend differs from run to run; with compile.deterministic = true from the \
+             start it does not"
+        }
         (false, true) if differences.has_other_eval => {
             "the same program: what follows is bit for bit the run that was saved, but for \
              evaluations"

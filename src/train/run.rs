@@ -9,7 +9,7 @@ use models::{AttentionKernels, Model, Precision};
 
 use super::{CompileSettings, Error};
 use crate::config::{
-    AutoOr, BatchSplit, Config, KernelsConfig, OnNonfinite, OptionValue, RunLength,
+    AutoOr, BatchSplit, CompileConfig, Config, KernelsConfig, OnNonfinite, OptionValue, RunLength,
 };
 use crate::data::{Field, Source, Splits};
 use crate::lowering::Lowering;
@@ -100,7 +100,7 @@ impl Run {
         let has_host_collectives =
             platform == Platform::Cpu && config.parallel.host_collectives.or(false);
         lowering.host_collectives = has_host_collectives.then_some(1);
-        let attention = attention_kernels(config.compile.kernels, platform);
+        let attention = attention_kernels(&config.compile, platform);
         lowering.host_kernels = attention == AttentionKernels::Host;
         Ok(Self {
             schedule: Schedule::new(&config.schedule, &length)?,
@@ -122,7 +122,9 @@ impl Run {
                     ..CompileOptions::default()
                 },
                 cache_dir: None,
-            },
+                is_deterministic: config.compile.deterministic,
+            }
+            .on_platform(platform),
         })
     }
 
@@ -161,10 +163,11 @@ impl Run {
 }
 
 /// The kernels for attention.
-fn attention_kernels(config: KernelsConfig, platform: Platform) -> AttentionKernels {
-    match (platform, config) {
+fn attention_kernels(config: &CompileConfig, platform: Platform) -> AttentionKernels {
+    match (platform, config.kernels) {
         (Platform::Cpu, KernelsConfig::Auto | KernelsConfig::All) => AttentionKernels::Host,
-        (Platform::Cuda, KernelsConfig::All) => AttentionKernels::Cudnn,
+        // XLA aborts on cuDNN's attention where it must not take ops that round differently.
+        (Platform::Cuda, KernelsConfig::All) if !config.deterministic => AttentionKernels::Cudnn,
         _ => AttentionKernels::None,
     }
 }
@@ -176,7 +179,8 @@ fn attention_kernels(config: KernelsConfig, platform: Platform) -> AttentionKern
 pub(super) fn eval_compile_settings(config: &Config) -> Result<CompileSettings, Error> {
     let overrides = compile_overrides(config);
     let options = CompileOptions { overrides, ..CompileOptions::default() };
-    Ok(CompileSettings { options, cache_dir: cache_dir(config)? })
+    let is_deterministic = config.compile.deterministic;
+    Ok(CompileSettings { options, cache_dir: cache_dir(config)?, is_deterministic })
 }
 
 /// The fields of a batch of examples.

@@ -274,6 +274,11 @@ impl Trainer {
         &self.programs.step_key
     }
 
+    /// `true` if the programs compute the same bits in each run.
+    pub(super) fn repeats_bits(&self) -> bool {
+        self.settings.repeats_bits(self.client.platform())
+    }
+
     /// Steps taken since the start of the run.
     pub fn steps_taken(&self) -> u64 {
         self.state.num_steps()

@@ -137,6 +137,7 @@ fn an_mlp_is_sharded_on_v5e() {
 }
 
 #[test]
+#[ignore = "compiles for minutes; of the full set"]
 fn an_mlp_is_sharded_on_h100() {
     check_sharded_mlp("gpu:h100:1x8");
 }

@@ -225,7 +225,9 @@ fn temporaries(scan_layers: bool, remat: bool) -> u64 {
         remat,
         ..gpt::GptConfig::default()
     };
-    gradients(config, &[]).1.memory().unwrap().temporary_bytes
+    // They do not depend on the level of the machine code.
+    let fast = [("xla_backend_optimization_level", "0")];
+    gradients(config, &fast).1.memory().unwrap().temporary_bytes
 }
 
 /// The same bits if each op is compiled by itself. With fusion, XLA may contract a product and a
