@@ -29,8 +29,8 @@ fn graphs(criterion: &mut Criterion) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(file);
         let sets = ["mesh.data=8".to_owned(), batch.to_owned()];
         let config = Config::load(&path, &sets).expect("an example");
-        let splits = data::open(&config.data, 0).expect("computed data");
-        let model = config.model.build(splits.train.num_classes());
+        let splits = data::open(&config).expect("computed data");
+        let model = config.model.build(splits.train.num_outputs());
         let run = Run::new(&config, &splits, Mesh::data(8), Platform::Cpu)
             .expect("a batch for 8 replicas");
         let declared = run.spec(&*model).declare().expect("an example traces");

@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let config = Config::load(Path::new(&path), &[])?;
     let batch = config.global_batch(1)?;
-    let batches = TrainBatches::new(open(&config.data, 0)?.train, 0, batch, 1)?;
+    let batches = TrainBatches::new(open(&config)?.train, 0, batch, 1)?;
     // Opens the files, and starts the threads.
     batches.get(0)?;
     let started = Instant::now();

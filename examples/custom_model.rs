@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/digits.toml");
     let mut config = Config::load(&file, &[])?;
     config.checkpoint.every_steps = 100;
-    let splits = data::open(&config.data, config.train.seed)?;
+    let splits = data::open(&config)?;
     let job = train::Job { config: &config, model: &residual_mlp, splits: &splits };
     let out = std::env::args_os().nth(1).map(PathBuf::from);
     let resume = if out.is_some() { Resume::Newest } else { Resume::Never };

@@ -36,9 +36,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             trace_forward(f32s, &ty, |scope: &Scope<'_>, x| model.logits(scope, x))?
         }
         config::ModelConfig::ResNet(resnet) => {
-            let splits = data::open(&config.data, config.train.seed)?;
-            let num_classes = splits.train.num_classes();
-            let model = ResNet { config: resnet.clone(), num_classes };
+            let splits = data::open(&config)?;
+            let objective = splits.train.num_outputs().into();
+            let model = ResNet { config: resnet.clone(), objective };
             trace_forward(f32s, &ty, |scope: &Scope<'_>, x| model.logits(scope, x))?
         }
         _ => return Err("logits: the model is neither a gpt nor a resnet".into()),

@@ -27,8 +27,8 @@
 //!     mesh = { data = 2 }
 //! "#;
 //! let config = Config::parse(text, "example.toml".as_ref(), &[])?;
-//! let splits = data::open(&config.data, config.train.seed)?;
-//! let mlp = config.model.build(splits.train.num_classes());
+//! let splits = data::open(&config)?;
+//! let mlp = config.model.build(splits.train.num_outputs());
 //! for model in [&*mlp, &classifier] {
 //!     let job = train::Job { config: &config, model, splits: &splits };
 //!     let outcome = train::train(&job, &train::Options::default())?.success()?;
@@ -95,3 +95,8 @@ pub mod state;
 pub mod step;
 pub mod targets;
 pub mod train;
+
+/// The program on the page compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/data.md")]
+struct PageOfData;

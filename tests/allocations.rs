@@ -29,8 +29,8 @@ fn allocations(hidden: &str, replicas: usize) -> (usize, usize, usize) {
     let sets = [format!("model.hidden={hidden}"), format!("mesh.data={replicas}")];
     let config = Config::parse(MLP, Path::new("/runs/test.toml"), &sets).unwrap();
     let (client, mesh) = open_devices(&config, |line| eprintln!("{line}")).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config).unwrap();
+    let model = config.model.build(splits.train.num_outputs());
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &run, &*model, config.train.seed).unwrap();
     let (batch, shards) = (run.batch.global_batch(), run.batch.num_batch_shards());

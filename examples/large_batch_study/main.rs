@@ -82,7 +82,7 @@ fn run(task: Task, arm: Arm, factor: usize, seed: u64) -> Result<Outcome, Box<dy
     sets.push(format!("train.seed={seed}"));
     sets.push(format!("train.global_batch={}", BASE_BATCH * factor));
     let config = Config::load(&file, &sets)?;
-    let splits = data::open(&config.data, config.train.seed)?;
+    let splits = data::open(&config)?;
     let model = task.model();
     let job = train::Job { config: &config, model: &*model, splits: &splits };
     // A run that diverges is a result here.

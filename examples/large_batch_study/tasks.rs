@@ -31,7 +31,7 @@ impl Task {
         let config =
             mlp::MlpConfig { hidden: vec![64, 64], layer_norm: false, ..mlp::MlpConfig::default() };
         match self {
-            Self::Digits => Box::new(Mlp { config, num_classes: 10 }),
+            Self::Digits => Box::new(Mlp { config, objective: 10.into() }),
             Self::Images => Box::new(convolutions),
         }
     }

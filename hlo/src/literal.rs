@@ -8,6 +8,7 @@ use std::hash::{Hash, Hasher};
 
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
+use ndarray::{ArrayView, ArrayViewD, ArrayViewMutD, Dimension, IxDyn};
 
 use crate::DType;
 
@@ -100,6 +101,56 @@ impl Literal {
             DType::U32 => cast!(u32),
             DType::U8 => cast!(u8),
             DType::Pred => Self::pred(dims, &values.iter().map(|v| *v != 0.0).collect::<Vec<_>>()),
+        }
+    }
+
+    /// A copy of an array of any layout, in row-major order.
+    ///
+    /// ```
+    /// use hlo::Literal;
+    /// use ndarray::array;
+    /// let transposed = array![[1.0f32, 2.0], [3.0, 4.0]].reversed_axes();
+    /// let literal = Literal::from_array(&transposed.view());
+    /// assert_eq!(literal.as_slice::<f32>(), [1.0, 3.0, 2.0, 4.0]);
+    /// ```
+    pub fn from_array<T: Element, D: Dimension>(array: &ArrayView<'_, T, D>) -> Self {
+        let mut literal = Self::zeros(T::DTYPE, array.shape());
+        match array.as_slice() {
+            Some(values) => literal.as_mut_slice().copy_from_slice(values),
+            None => {
+                let out = literal.as_mut_slice().iter_mut();
+                out.zip(array).for_each(|(out, value)| *out = *value);
+            }
+        }
+        literal
+    }
+
+    /// The elements as an array, without a copy.
+    ///
+    /// ```
+    /// let literal = hlo::Literal::from_slice(&[2, 3], &[1, 2, 3, 4, 5, 6]);
+    /// assert_eq!(literal.array::<i32>()[[1, 2]], 6);
+    /// ```
+    ///
+    /// # Panics
+    /// If `T` is not this literal's dtype.
+    pub fn array<T: Element>(&self) -> ArrayViewD<'_, T> {
+        let shape = IxDyn(&self.dims);
+        match ArrayViewD::from_shape(shape, self.as_slice()) {
+            Ok(view) => view,
+            Err(error) => unreachable!("as many elements as the dims say: {error}"),
+        }
+    }
+
+    /// [`Self::array`], mutable.
+    ///
+    /// # Panics
+    /// If `T` is not this literal's dtype.
+    pub fn array_mut<T: Element>(&mut self) -> ArrayViewMutD<'_, T> {
+        let shape = IxDyn(&self.dims.clone());
+        match ArrayViewMutD::from_shape(shape, self.as_mut_slice()) {
+            Ok(view) => view,
+            Err(error) => unreachable!("as many elements as the dims say: {error}"),
         }
     }
 

@@ -26,7 +26,7 @@ use crate::gpt::GptConfig;
 use crate::mlp::MlpConfig;
 use crate::model_keys::{Architecture, InvalidValue};
 use crate::resnet::ResNetConfig;
-use crate::{Counterpart, Model};
+use crate::{Counterpart, Model, Objective};
 
 /// Declares [`ModelConfig`] from the table below.
 macro_rules! architectures {
@@ -77,8 +77,8 @@ macro_rules! architectures {
             }
 
             /// [`Architecture::build`].
-            pub fn build(&self, num_classes: usize) -> Box<dyn Model> {
-                match self { $(Self::$Variant(config) => config.build(num_classes),)* }
+            pub fn build(&self, objective: impl Into<Objective>) -> Box<dyn Model> {
+                match self { $(Self::$Variant(config) => config.build(objective.into()),)* }
             }
 
             /// [`Architecture::example`].

@@ -16,9 +16,11 @@ use smart_default::SmartDefault;
 use crate::layers::{
     Embedding, dropout, embedding, gelu_exact, layer_norm_with, linear, masked_attention, relu,
 };
-use crate::loss::{class_counts, cross_entropy};
+use crate::loss::cross_entropy;
 use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
-use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Scope, Stack, stack_with};
+use crate::{
+    Batch, Counterpart, Initializer, Loss, Misfit, Model, Objective, Scope, Stack, stack_with,
+};
 
 /// Standard deviation of the weights at the start.
 const STD: f64 = 0.02;
@@ -152,7 +154,7 @@ const VOCABULARY: usize = 30522;
 
 impl EncoderConfig {
     /// The model.
-    pub fn model(&self, family: EncoderFamily, num_classes: usize) -> Encoder {
+    pub fn model(&self, family: EncoderFamily, objective: Objective) -> Encoder {
         let (num_layers, width, num_heads, context) = match (self.preset, family) {
             (EncoderPreset::Mini, _) => (2, 128, 2, 128),
             (EncoderPreset::Base, EncoderFamily::Bert) => (12, 768, 12, 512),
@@ -177,14 +179,14 @@ impl EncoderConfig {
             attention_dropout: self.attention_dropout,
             classifier_dropout: self.classifier_dropout.unwrap_or(classifier_dropout),
             head: self.head,
-            num_classes,
+            objective,
             scan_layers: self.scan_layers,
             remat: self.remat,
         }
     }
 
     fn check(&self, family: EncoderFamily) -> Vec<InvalidValue> {
-        let Encoder { width, num_heads, .. } = self.model(family, 2);
+        let Encoder { width, num_heads, .. } = self.model(family, 2.into());
         let allowed = format!("a number that divides the width, {width}");
         let heads = InvalidValue {
             depends_on: &["preset", "width"],
@@ -195,7 +197,7 @@ impl EncoderConfig {
     }
 
     fn resolve(&mut self, family: EncoderFamily) {
-        let sizes = self.model(family, 2);
+        let sizes = self.model(family, 2.into());
         self.num_layers = Some(sizes.num_layers);
         self.width = Some(sizes.width);
         self.num_heads = Some(sizes.num_heads);
@@ -219,15 +221,15 @@ impl EncoderConfig {
 macro_rules! encoder {
     ($Config:ident, $family:expr) => {
         impl $Config {
-            /// The model, for data with `num_classes` classes.
-            pub fn model(&self, num_classes: usize) -> Encoder {
-                self.0.model($family, num_classes)
+            /// The model, with a last layer for its objective.
+            pub fn model(&self, objective: impl Into<Objective>) -> Encoder {
+                self.0.model($family, objective.into())
             }
         }
 
         impl Architecture for $Config {
-            fn build(&self, num_classes: usize) -> Box<dyn Model> {
-                Box::new(self.model(num_classes))
+            fn build(&self, objective: Objective) -> Box<dyn Model> {
+                Box::new(self.model(objective))
             }
 
             fn example(&self) -> Vec<(&'static str, TensorType)> {
@@ -301,8 +303,8 @@ pub struct Encoder {
     pub classifier_dropout: f64,
     /// The head.
     pub head: Head,
-    /// Number of classes.
-    pub num_classes: usize,
+    /// What the outputs of the head are trained on, unless it predicts tokens.
+    pub objective: Objective,
     /// `true` if the blocks are a loop.
     pub scan_layers: bool,
     /// `true` if the backward pass recomputes them.
@@ -386,21 +388,22 @@ impl Encoder {
         };
         let classifier = scope.at("classifier");
         let pooled_bw = dropout(&classifier, pooled_bw, self.classifier_dropout);
-        linear(&classifier, pooled_bw, self.num_classes, WEIGHTS)
+        linear(&classifier, pooled_bw, self.objective.num_outputs, WEIGHTS)
     }
 }
 
 impl Model for Encoder {
-    /// Cross-entropy of the labels `y`: classes (integer `[b]`), or tokens at the positions to
-    /// predict (integer `[b, t]`), negative elsewhere.
+    /// The objective's loss of the labels `y`; or the cross-entropy of tokens at the positions to
+    /// predict (`y` integer `[b, t]`), negative elsewhere.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
-        let (logits, y) = (self.logits(scope, batch), batch.field("y"));
+        let logits = self.logits(scope, batch);
         match self.head {
             Head::Classification => {
-                let counts = class_counts(logits, y, batch.weight);
-                Loss { class_counts: Some(counts), ..cross_entropy(logits, y, batch.weight) }
+                let loss = self.objective.loss(scope, logits, batch, 0.0);
+                Loss { reports_f1: !self.objective.loss.is_regression(), ..loss }
             }
             Head::MaskedLm => {
+                let y = batch.field("y");
                 let num_tokens = y.ty().num_elements();
                 let weight_n =
                     batch.weight.broadcast_in_dim(&y.shape(), &[0]).reshape(&[num_tokens]);
@@ -412,7 +415,8 @@ impl Model for Encoder {
     }
 
     fn scores<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Option<Tensor<'g>> {
-        (self.head == Head::Classification).then(|| self.logits(scope, batch))
+        let is_of_example = self.head == Head::Classification;
+        is_of_example.then(|| self.objective.scores(self.logits(scope, batch)))
     }
 
     fn check_example(&self, dtype: DType, dims: &[usize], _classes: usize) -> Result<(), Misfit> {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::layers::{Attention, attention, dropout, embedding, feed_forward, layer_norm};
 use crate::loss::cross_entropy;
 use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
-use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Scope, Stack, stack};
+use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Objective, Scope, Stack, stack};
 
 /// Standard deviation of the weights at the start.
 const STD: f64 = 0.02;
@@ -143,7 +143,7 @@ impl GptConfig {
 
 impl Architecture for GptConfig {
     /// The vocabulary is the configuration's; the data may have fewer tokens.
-    fn build(&self, _num_classes: usize) -> Box<dyn Model> {
+    fn build(&self, _objective: Objective) -> Box<dyn Model> {
         Box::new(self.model())
     }
 

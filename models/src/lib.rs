@@ -15,6 +15,7 @@ pub mod layers;
 pub mod loss;
 pub mod mlp;
 mod model_keys;
+mod objective;
 mod parameter;
 pub mod resnet;
 mod scope;
@@ -22,8 +23,9 @@ mod stack;
 
 pub use architecture::ModelConfig;
 pub use foreign::{Counterpart, ForeignFormat, Layout, Library, Tied, TransformersConfig};
-pub use loss::{Batch, Loss};
+pub use loss::{Batch, Loss, Tally};
 pub use model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
+pub use objective::{LossFunction, Objective, ValueScale};
 pub use parameter::{Initializer, Parameter, Precision, RunningMean};
 pub use scope::{AttentionKernels, ParamUse, Scope, Training};
 pub use stack::{Stack, stack, stack_with};
@@ -35,8 +37,9 @@ pub trait Model {
     /// The loss of the examples in `batch`.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g>;
 
-    /// The scores of each class for the examples in `batch`, float `[b, num_classes]`, in
-    /// evaluation mode; `None` if the model does not classify examples. Labels are not used.
+    /// What the model predicts for the examples in `batch`, float `[b, num_outputs]`, in evaluation
+    /// mode: the scores of each class or label, or values; see [`Objective::scores`]. `None` if its
+    /// outputs belong to positions of an example. Labels are not used.
     fn scores<'g>(&self, _scope: &Scope<'g>, _batch: &Batch<'g>) -> Option<Tensor<'g>> {
         None
     }

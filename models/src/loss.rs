@@ -41,8 +41,30 @@ pub struct Loss<'g> {
     /// Other weighted sums under their names (scalars, like `accuracy`), reported divided by
     /// `weight`.
     pub metrics: Vec<(&'static str, Tensor<'g>)>,
-    /// [`class_counts`], if F1 and Matthews' correlation are to be reported.
-    pub class_counts: Option<Tensor<'g>>,
+    /// What an evaluation counts beside these; `None` if there is no more to say.
+    pub tally: Option<Tally<'g>>,
+    /// `true` if F1 and Matthews' correlation, which follow from the tally, are metrics.
+    pub reports_f1: bool,
+}
+
+/// Weighted sums over examples from which figures follow that are no means over examples.
+#[derive(Clone, Copy, Debug)]
+pub enum Tally<'g> {
+    /// [`confusion`], `[c, c]`.
+    Classes(Tensor<'g>),
+    /// [`label_counts`], `[3, k]`.
+    Labels(Tensor<'g>),
+    /// [`moments`], `[4, k]`.
+    Values(Tensor<'g>),
+}
+
+impl<'g> Tally<'g> {
+    /// The sums.
+    pub fn sums(self) -> Tensor<'g> {
+        match self {
+            Self::Classes(sums) | Self::Labels(sums) | Self::Values(sums) => sums,
+        }
+    }
 }
 
 /// Softmax cross-entropy, with `accuracy` and, from six classes on, `top5_accuracy` as metrics.
@@ -130,18 +152,17 @@ pub fn smoothed_cross_entropy<'g>(
         metrics.push(("top5_accuracy", correct(among_five_b)));
     }
     let sum = -(log_likelihood_b * weight_b).sum();
-    Loss { sum, weight: weight_b.sum(), metrics, class_counts: None }
+    Loss { sum, weight: weight_b.sum(), metrics, tally: None, reports_f1: false }
 }
 
-/// How often each class is predicted correctly, is predicted, and is the label: weighted sums,
-/// `[3, c]`, from which F1 and Matthews' correlation follow. Of classes with the same score the
-/// first is predicted.
+/// How often examples of each class (row) are predicted as each class (column): weighted sums,
+/// `[c, c]`. Of classes with the same score the first is predicted.
 ///
 /// - `logits_bc`: float `[b, c]`
 /// - `labels_b`: integer `[b]`, each below c
 /// - `weight_b`: float `[b]`
 #[track_caller]
-pub fn class_counts<'g>(
+pub fn confusion<'g>(
     logits_bc: Tensor<'g>,
     labels_b: Tensor<'g>,
     weight_b: Tensor<'g>,
@@ -158,10 +179,186 @@ pub fn class_counts<'g>(
     let weight_b = weight_b.convert(logits_bc.dtype());
     let label_bc = labels_b.one_hot(num_classes, logits_bc.dtype());
     let predicted_bc = first_b.one_hot(num_classes, logits_bc.dtype());
-    let count = |of_bc: Tensor<'g>| {
-        let sum_c = (of_bc * weight_b.broadcast_like(of_bc, &[0])).reduce_sum(&[0]);
-        sum_c.reshape(&[1, num_classes])
-    };
-    let counts = [label_bc * predicted_bc, predicted_bc, label_bc].map(count);
-    counts[0].concatenate(&counts[1..], 0).stop_gradient()
+    let weighted_bc = label_bc * weight_b.broadcast_like(label_bc, &[0]);
+    weighted_bc.transpose(&[1, 0]).dot(predicted_bc).stop_gradient()
+}
+
+/// [`cross_entropy`] in which each class counts as often as its weight says:
+///
+/// `sum_i w_i c[label_i] * -log softmax(logits_i)[label_i]`, and `sum_i w_i c[label_i]`, as in
+/// PyTorch. Labels may be smoothed as in [`smoothed_cross_entropy`]: then the whole loss of an
+/// example has the weight of its label.
+///
+/// `class_weights_c`: float `[c]`; the rest as for [`cross_entropy`].
+#[track_caller]
+pub fn weighted_cross_entropy<'g>(
+    logits_bc: Tensor<'g>,
+    labels_b: Tensor<'g>,
+    weight_b: Tensor<'g>,
+    class_weights_c: Tensor<'g>,
+    smoothing: f64,
+) -> Loss<'g> {
+    let weights_bc = class_weights_c.broadcast_in_dim(&logits_bc.shape(), &[1]);
+    let weights_bc = weights_bc.vary(logits_bc.varying());
+    let of_label_b = weights_bc.take_along_last_dim(labels_b).convert(weight_b.dtype());
+    smoothed_cross_entropy(logits_bc, labels_b, weight_b * of_label_b, smoothing)
+}
+
+/// Mean squared error: `sum_i w_i / k sum_k (y_ik - z_ik)^2`, and `sum_i w_i`.
+///
+/// - `outputs_bk`: the model's values z, float `[b, k]`; computed in f32 or wider
+/// - `values_bk`: the values to predict y, float `[b, k]`
+/// - `weight_b`: float `[b]`
+#[track_caller]
+pub fn squared_error<'g>(
+    outputs_bk: Tensor<'g>,
+    values_bk: Tensor<'g>,
+    weight_b: Tensor<'g>,
+) -> Loss<'g> {
+    mean_over_outputs(errors(outputs_bk, values_bk), weight_b, |error_bk| error_bk * error_bk)
+}
+
+/// Mean absolute error: `sum_i w_i / k sum_k |y_ik - z_ik|`, and `sum_i w_i`. Operands as for
+/// [`squared_error`].
+#[track_caller]
+pub fn absolute_error<'g>(
+    outputs_bk: Tensor<'g>,
+    values_bk: Tensor<'g>,
+    weight_b: Tensor<'g>,
+) -> Loss<'g> {
+    mean_over_outputs(errors(outputs_bk, values_bk), weight_b, Tensor::abs)
+}
+
+/// Huber's loss: `sum_i w_i / k sum_k h(y_ik - z_ik)`, and `sum_i w_i`, with `h(e) = e^2 / 2` where
+/// `|e| <= delta`, and `delta (|e| - delta / 2)` beyond. Operands as for [`squared_error`].
+///
+/// Huber, "Robust estimation of a location parameter" (1964).
+///
+/// ```
+/// use hlo::{DType, Literal, Mesh, interpret, trace};
+/// use models::loss::huber;
+///
+/// let graph = trace(Mesh::SINGLE, |t| {
+///     let outputs = t.constant(Literal::from_slice(&[2, 1], &[0.0, 0.0]));
+///     let values = t.constant(Literal::from_slice(&[2, 1], &[1.0, 4.0]));
+///     let loss = huber(outputs, values, t.full(DType::F64, &[2], 1.0), 2.0);
+///     t.output("loss", loss.sum);
+/// })?;
+/// // 1 / 2, and 2 (4 - 1).
+/// assert_eq!(interpret(&graph, &[]).unwrap()[0][0].to_f64(), [6.5]);
+/// # Ok::<(), hlo::Error>(())
+/// ```
+#[track_caller]
+pub fn huber<'g>(
+    outputs_bk: Tensor<'g>,
+    values_bk: Tensor<'g>,
+    weight_b: Tensor<'g>,
+    delta: f64,
+) -> Loss<'g> {
+    // With q = min(|e|, delta), h = q |e| - q^2 / 2.
+    mean_over_outputs(errors(outputs_bk, values_bk), weight_b, |error_bk| {
+        let size_bk = error_bk.abs();
+        let below_bk = size_bk.minimum(delta);
+        below_bk * size_bk - below_bk * below_bk * 0.5
+    })
+}
+
+/// Binary cross-entropy of each label by itself, for examples that have any number of them:
+/// `sum_i w_i / k sum_k -(y_ik log s(z_ik) + (1 - y_ik) log(1 - s(z_ik)))` with the logistic
+/// function s, and `sum_i w_i`. Metrics: `label_accuracy`, the share of labels that are right, and
+/// `exact_match`, the share of examples with all labels right; a label is predicted if its logit is
+/// above 0.
+///
+/// - `logits_bk`: float `[b, k]`; computed in f32 or wider
+/// - `labels_bk`: float `[b, k]`, 0 or 1
+/// - `weight_b`: float `[b]`
+#[track_caller]
+pub fn binary_cross_entropy<'g>(
+    logits_bk: Tensor<'g>,
+    labels_bk: Tensor<'g>,
+    weight_b: Tensor<'g>,
+) -> Loss<'g> {
+    let logits_bk = logits_bk.convert(logits_bk.dtype().accumulation());
+    let labels_bk = labels_bk.convert(logits_bk.dtype());
+    // max(z, 0) - z y + log(1 + exp(-|z|)): no exponential overflows.
+    let loss_bk = logits_bk.maximum(0.0) - logits_bk * labels_bk
+        + (-logits_bk.abs()).exponential().log_plus_one();
+    let loss = mean_over_outputs(loss_bk, weight_b, |loss_bk| loss_bk);
+    let weight_b = weight_b.convert(logits_bk.dtype());
+    let is_right_bk = predicted(logits_bk).equal(labels_bk).convert(logits_bk.dtype());
+    let num_labels = logits_bk.dim(1).max(1) as f64;
+    let share_b = is_right_bk.reduce_sum(&[1]) / num_labels;
+    let all_b = is_right_bk.reduce_min(&[1]);
+    let metric = |value_b: Tensor<'g>| (value_b * weight_b).sum().stop_gradient();
+    let metrics = vec![("label_accuracy", metric(share_b)), ("exact_match", metric(all_b))];
+    Loss { metrics, ..loss }
+}
+
+/// How often each label is predicted correctly, is predicted, and is there: weighted sums,
+/// `[3, k]`. Operands as for [`binary_cross_entropy`].
+#[track_caller]
+pub fn label_counts<'g>(
+    logits_bk: Tensor<'g>,
+    labels_bk: Tensor<'g>,
+    weight_b: Tensor<'g>,
+) -> Tensor<'g> {
+    let logits_bk = logits_bk.convert(logits_bk.dtype().accumulation());
+    let labels_bk = labels_bk.convert(logits_bk.dtype());
+    let predicted_bk = predicted(logits_bk);
+    column_sums([labels_bk * predicted_bk, predicted_bk, labels_bk], weight_b)
+}
+
+/// Weighted sums of the squared errors, of the absolute errors, of the values and of their squares:
+/// `[4, k]`, from which RMSE, MAE and R2 follow. Operands as for [`squared_error`].
+#[track_caller]
+pub fn moments<'g>(
+    outputs_bk: Tensor<'g>,
+    values_bk: Tensor<'g>,
+    weight_b: Tensor<'g>,
+) -> Tensor<'g> {
+    let error_bk = errors(outputs_bk, values_bk);
+    let values_bk = values_bk.convert(error_bk.dtype());
+    column_sums([error_bk * error_bk, error_bk.abs(), values_bk, values_bk * values_bk], weight_b)
+}
+
+/// The errors, in f32 or wider.
+#[track_caller]
+fn errors<'g>(outputs_bk: Tensor<'g>, values_bk: Tensor<'g>) -> Tensor<'g> {
+    let outputs_bk = outputs_bk.convert(outputs_bk.dtype().accumulation());
+    outputs_bk - values_bk.convert(outputs_bk.dtype())
+}
+
+/// The loss of an example is the mean of `of` over its outputs.
+#[track_caller]
+fn mean_over_outputs<'g>(
+    x_bk: Tensor<'g>,
+    weight_b: Tensor<'g>,
+    of: impl FnOnce(Tensor<'g>) -> Tensor<'g>,
+) -> Loss<'g> {
+    let weight_b = weight_b.convert(x_bk.dtype());
+    let mean_b = of(x_bk).reduce_sum(&[1]) / x_bk.dim(1).max(1) as f64;
+    Loss {
+        sum: (mean_b * weight_b).sum(),
+        weight: weight_b.sum(),
+        metrics: vec![],
+        tally: None,
+        reports_f1: false,
+    }
+}
+
+/// 1 for each label that is predicted, 0 for the others.
+#[track_caller]
+fn predicted(logits_bk: Tensor<'_>) -> Tensor<'_> {
+    logits_bk.greater(0.0).convert(logits_bk.dtype())
+}
+
+/// The weighted sum over examples of each column, a row for each of the tensors.
+#[track_caller]
+fn column_sums<'g, const N: usize>(of: [Tensor<'g>; N], weight_b: Tensor<'g>) -> Tensor<'g> {
+    let rows = of.map(|x_bk| {
+        let weight_b = weight_b.convert(x_bk.dtype());
+        let sum_k = (x_bk * weight_b.broadcast_like(x_bk, &[0])).reduce_sum(&[0]);
+        sum_k.reshape(&[1, x_bk.dim(1)])
+    });
+    rows[0].concatenate(&rows[1..], 0).stop_gradient()
 }

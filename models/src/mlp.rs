@@ -1,16 +1,16 @@
-//! `mlp`: a stack of fully connected layers that ends in a classifier.
+//! `mlp`: a stack of fully connected layers.
 
-use hlo::{DType, TensorType};
+use hlo::{DType, Tensor, TensorType};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use crate::layers::{MlpBlock, linear, mlp_block};
-use crate::loss::smoothed_cross_entropy;
 use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS};
-use crate::{Batch, Initializer, Loss, Misfit, Model, Scope};
+use crate::{Batch, Initializer, Loss, Misfit, Model, Objective, Scope};
 
-/// Configuration of an MLP. The size of the input and the number of classes come from the data.
+/// Configuration of an MLP. The sizes of the input and of the output come from
+/// the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct MlpConfig {
@@ -34,8 +34,8 @@ pub struct MlpConfig {
 }
 
 impl Architecture for MlpConfig {
-    fn build(&self, num_classes: usize) -> Box<dyn Model> {
-        Box::new(Mlp { config: self.clone(), num_classes })
+    fn build(&self, objective: Objective) -> Box<dyn Model> {
+        Box::new(Mlp { config: self.clone(), objective })
     }
 
     fn example(&self) -> Vec<(&'static str, TensorType)> {
@@ -56,31 +56,25 @@ impl Architecture for MlpConfig {
     }
 }
 
-/// An MLP for a known number of classes. Parameters are `blocks.I.linear.{weight, bias}`,
+/// An MLP with a last layer for its objective. Parameters are `blocks.I.linear.{weight, bias}`,
 /// `blocks.I.norm.{weight, bias}` and `head.{weight, bias}`.
 #[derive(Clone, Debug)]
 pub struct Mlp {
     /// Its layers.
     pub config: MlpConfig,
-    /// Number of classes.
-    pub num_classes: usize,
+    /// What its outputs are trained on.
+    pub objective: Objective,
 }
 
 impl Model for Mlp {
-    /// Cross-entropy of `y` (integer `[b]`) under the logits for `x` (float `[b, ..]`, flattened).
+    /// The objective's loss of `y` under the outputs for `x` (float `[b, ..]`, flattened).
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
-        let MlpConfig { hidden, dropout, layer_norm, label_smoothing } = &self.config;
-        let x = batch.field("x");
-        let num_examples = x.dim(0);
-        let mut x = x.reshape(&[num_examples, x.num_elements() / num_examples.max(1)]);
-        for (index, num_out) in hidden.iter().enumerate() {
-            let block = MlpBlock { num_out: *num_out, layer_norm: *layer_norm, dropout: *dropout };
-            x = mlp_block(&scope.at("blocks").at(index), x.block_boundary(), block);
-        }
-        let initializer = Initializer::lecun_normal(x.dim(1));
-        let logits = linear(&scope.at("head"), x.block_boundary(), self.num_classes, initializer);
-        let smoothing = scope.training().map_or(0.0, |_| *label_smoothing);
-        smoothed_cross_entropy(logits, batch.field("y"), batch.weight, smoothing)
+        let outputs = self.outputs(scope, batch.field("x"));
+        self.objective.loss(scope, outputs, batch, self.config.label_smoothing)
+    }
+
+    fn scores<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Option<Tensor<'g>> {
+        Some(self.objective.scores(self.outputs(scope, batch.field("x"))))
     }
 
     fn check_example(&self, dtype: DType, _dims: &[usize], _classes: usize) -> Result<(), Misfit> {
@@ -88,5 +82,21 @@ impl Model for Mlp {
             true => Ok(()),
             false => Err(Misfit::Kind { takes: "f32 of any dims".to_owned() }),
         }
+    }
+}
+
+impl Mlp {
+    /// `[b, ..] -> [b, num_outputs]`.
+    #[track_caller]
+    fn outputs<'g>(&self, scope: &Scope<'g>, x: Tensor<'g>) -> Tensor<'g> {
+        let MlpConfig { hidden, dropout, layer_norm, .. } = &self.config;
+        let num_examples = x.dim(0);
+        let mut x = x.reshape(&[num_examples, x.num_elements() / num_examples.max(1)]);
+        for (index, num_out) in hidden.iter().enumerate() {
+            let block = MlpBlock { num_out: *num_out, layer_norm: *layer_norm, dropout: *dropout };
+            x = mlp_block(&scope.at("blocks").at(index), x.block_boundary(), block);
+        }
+        let initializer = Initializer::lecun_normal(x.dim(1));
+        linear(&scope.at("head"), x.block_boundary(), self.objective.num_outputs, initializer)
     }
 }

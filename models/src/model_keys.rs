@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{Counterpart, Model};
+use crate::{Counterpart, Model, Objective};
 
 /// The largest number of layers: more would take hours to trace.
 pub const MAX_LAYERS: usize = 1024;
@@ -23,8 +23,9 @@ pub const MAX_SIZE: usize = 1 << 20;
 ///
 /// [`ModelConfig::schema`]: crate::ModelConfig::schema
 pub trait Architecture: Serialize + DeserializeOwned + JsonSchema {
-    /// The model for data with `num_classes` classes, which for text are the tokens.
-    fn build(&self, num_classes: usize) -> Box<dyn Model>;
+    /// The model with a last layer for an objective. Models of tokens, where classes are the
+    /// vocabulary, have their own.
+    fn build(&self, objective: Objective) -> Box<dyn Model>;
 
     /// The name and type, without the batch dim, of each field of an example that the model takes.
     /// Parameters have the same names and ranks for every other example that it takes.

@@ -18,9 +18,8 @@ use smart_default::SmartDefault;
 use crate::layers::{
     BatchNorm, Conv2d, batch_norm, conv2d, global_avg_pool, linear, max_pool, relu,
 };
-use crate::loss::smoothed_cross_entropy;
 use crate::model_keys::Architecture;
-use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Scope};
+use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Objective, Scope};
 
 /// Published networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -35,7 +34,7 @@ pub enum ResNetPreset {
     ResNet50,
 }
 
-/// Configuration of a ResNet. The number of classes comes from the data.
+/// Configuration of a ResNet. The size of the output comes from the data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
 #[serde(default, deny_unknown_fields)]
 pub struct ResNetConfig {
@@ -55,8 +54,8 @@ pub struct ResNetConfig {
 }
 
 impl Architecture for ResNetConfig {
-    fn build(&self, num_classes: usize) -> Box<dyn Model> {
-        Box::new(ResNet { config: self.clone(), num_classes })
+    fn build(&self, objective: Objective) -> Box<dyn Model> {
+        Box::new(ResNet { config: self.clone(), objective })
     }
 
     fn example(&self) -> Vec<(&'static str, TensorType)> {
@@ -86,16 +85,19 @@ impl Architecture for ResNetConfig {
 pub struct ResNet {
     /// Its layers.
     pub config: ResNetConfig,
-    /// Number of classes.
-    pub num_classes: usize,
+    /// What its outputs are trained on.
+    pub objective: Objective,
 }
 
 impl Model for ResNet {
-    /// Cross-entropy of `y` (integer `[n]`) under the logits for `x` (float `[n, c, h, w]`).
+    /// The objective's loss of `y` under the outputs for `x` (float `[n, c, h, w]`).
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
         let logits_nc = self.logits(scope, batch.field("x"));
-        let smoothing = scope.training().map_or(0.0, |_| self.config.label_smoothing);
-        smoothed_cross_entropy(logits_nc, batch.field("y"), batch.weight, smoothing)
+        self.objective.loss(scope, logits_nc, batch, self.config.label_smoothing)
+    }
+
+    fn scores<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Option<Tensor<'g>> {
+        Some(self.objective.scores(self.logits(scope, batch.field("x"))))
     }
 
     fn check_example(&self, dtype: DType, dims: &[usize], _classes: usize) -> Result<(), Misfit> {
@@ -135,7 +137,7 @@ impl ResNet {
         }
         let features_nc = global_avg_pool(x.block_boundary());
         let initializer = Initializer::lecun_normal(features_nc.dim(1));
-        linear(&scope.at("head"), features_nc, self.num_classes, initializer)
+        linear(&scope.at("head"), features_nc, self.objective.num_outputs, initializer)
     }
 
     fn stem<'g>(&self, scope: &Scope<'g>, x: Tensor<'g>, for_large_images: bool) -> Tensor<'g> {

@@ -67,7 +67,7 @@ fn smoothing_changes_the_loss_and_no_metric() {
 fn evaluation_takes_labels_as_they_are() {
     let loss = |label_smoothing: f64| {
         let config = MlpConfig { hidden: vec![], label_smoothing, ..MlpConfig::default() };
-        let model = Mlp { config, num_classes: 3 };
+        let model = Mlp { config, objective: 3.into() };
         let graph = trace(Mesh::SINGLE, |t| {
             let scope = Scope::declare(t, Precision::uniform(DType::F64), AxisSet::EMPTY);
             let x = t.constant(Literal::from_slice(&[1, 2], &[1.0, -2.0]));

@@ -11,8 +11,10 @@ fn sizes(preset: ResNetPreset, num_classes: usize, image: [usize; 3]) -> (usize,
         let dims = [&[2], &image[..]].concat();
         let x = t.input("x", TensorType::new(DType::F32, &dims));
         let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
-        let model =
-            ResNet { config: ResNetConfig { preset, ..ResNetConfig::default() }, num_classes };
+        let model = ResNet {
+            config: ResNetConfig { preset, ..ResNetConfig::default() },
+            objective: num_classes.into(),
+        };
         assert_eq!(model.logits(&scope, x).dims(), [2, num_classes]);
         let count = |dims: &[usize]| dims.iter().product::<usize>();
         let parameters = scope.parameters();
@@ -49,7 +51,7 @@ fn the_last_scale_of_each_block_starts_at_zero_if_asked_for() {
                 let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
                 let config =
                     ResNetConfig { preset, zero_init_last_scale, ..ResNetConfig::default() };
-                ResNet { config, num_classes: 10 }.logits(&scope, x);
+                ResNet { config, objective: 10.into() }.logits(&scope, x);
                 let is_zero = |(path, parameter): &(&str, &Parameter)| {
                     parameter.initializer == Initializer::Zeros && path.ends_with(".weight")
                 };

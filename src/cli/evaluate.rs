@@ -7,7 +7,8 @@ use hlo::counted;
 use serde_json::json;
 
 use super::args::EvaluateArgs;
-use super::print_line;
+use super::class_table::{ClassRow, ClassTable};
+use super::{print_line, print_lines};
 use crate::config::Config;
 use crate::data;
 use crate::observe::say;
@@ -23,22 +24,29 @@ pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
         )
     };
     let config = Config::parse_for_evaluation(&text, &path, &args.sets)?;
-    let splits = data::open(&config.data, config.train.seed)?;
+    let splits = data::open(&config)?;
     for warning in &splits.warnings {
         say(&format!("warning: {warning}"));
     }
-    let model = config.model.build(splits.train.num_classes());
+    let model = train::build_model(&config, &*splits.train)?;
     train::check_example(&*model, &config, &splits)?;
     let (client, mesh) = train::open_devices(&config, say)?;
     let (num_replicas, batch) = (mesh.num_replicas(), args.batch_per_replica.get());
     let spec = EvalSpec::of_config(&config, &*model, &*splits.eval, num_replicas, batch)?;
     let num_examples = splits.eval.num_examples();
+    let names = splits.eval.labels().to_vec();
     let result = spec
         .evaluator(&client, |specs| params_file::open_saved(&saved, specs))?
         .evaluate(splits.eval)?;
     if args.json {
         let mut line = json!(result);
         line["num_examples"] = num_examples.into();
+        if let Some(classes) = ClassTable::of(&result.counts, &names) {
+            line["classes"] = classes.rows.iter().map(ClassRow::json).collect();
+            if let Some(confusion) = &classes.confusion {
+                line["confusion"] = json!(confusion);
+            }
+        }
         print_line(&line.to_string())?;
     } else {
         let metrics = result.metrics.iter().map(|(name, value)| format!("{name} {value:.4}, "));
@@ -48,6 +56,9 @@ pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
             result.loss,
             counted(num_examples, "example")
         ))?;
+        if let Some(classes) = ClassTable::of(&result.counts, &names) {
+            print_lines(classes.lines().iter())?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

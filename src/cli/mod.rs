@@ -9,19 +9,23 @@ mod args;
 mod bench;
 mod changes;
 mod checkpoint;
+mod class_table;
 mod cluster;
 mod compile;
+mod data;
 mod doctor;
 mod evaluate;
 mod figure;
 mod hlo;
 mod host;
+mod init;
 mod labels;
 mod launch;
 mod logging;
 mod output;
 mod place;
 mod plan;
+mod plot;
 mod plugin;
 mod predict;
 mod preflight;
@@ -46,8 +50,8 @@ use clap::{CommandFactory, Parser};
 use models::Model;
 
 use crate::children;
-use crate::config::{Config, DataConfig, shorten_words};
-use crate::data::{self, Splits};
+use crate::config::{Config, shorten_words};
+use crate::data::{Splits, open};
 use crate::observe::say;
 use crate::train::Job;
 use args::{Args, Command, ConfigArgs};
@@ -120,6 +124,8 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Evaluate(args) => evaluate::run(&args),
         Command::Predict(args) => predict::run(&args),
         Command::Config { config, .. } => resolved::run(config.as_ref()),
+        Command::Data(args) => data::run(&args),
+        Command::Init(args) => init::run(&args),
         Command::Hlo { config, stage } => hlo::run(&config, stage),
         Command::Bench(args) => bench::run(&args, started),
         Command::TimeOps { config, data, fsdp, steps } => {
@@ -128,6 +134,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
             bench::serve(&config, mesh, steps)
         }
         Command::Schedule(args) => schedule::run(&args),
+        Command::Plot(args) => plot::run(&args),
         Command::Recipes { name, batch, json, table } => match (name, table) {
             (name, Some(form)) => recipes::table(name.as_deref(), form),
             (None, None) => recipes::list(json),
@@ -179,13 +186,11 @@ impl Loaded {
     }
 
     fn of_config(mut config: Config, warnings: Vec<String>) -> Result<Self> {
-        let mut splits = data::open(&config.data, config.train.seed)?;
+        let mut splits = open(&config)?;
         splits.warnings.splice(0..0, warnings);
-        // So that what reads the run later knows the classes without the training data.
-        if let DataConfig::Classification(texts) = &mut config.data {
-            texts.labels = splits.train.labels().to_vec();
-        }
-        let model = config.model.build(splits.train.num_classes());
+        // So that what reads the run later needs no training data.
+        splits.train.write_learned(&mut config.data);
+        let model = crate::train::build_model(&config, &*splits.train)?;
         crate::train::check_example(&*model, &config, &splits)?;
         Ok(Self { config, splits, model })
     }

@@ -78,15 +78,14 @@ fn plot(file: OutputFile<'_>, source: &Path, plan: &ScalingPrediction) -> Result
         ("collectives", |row| row.communication_ms),
         ("waited for", |row| row.exposed_ms + row.jitter_ms),
     ];
-    let curve = |(name, value): Column<Row>| PlotCurve {
-        name: name.to_owned(),
-        detail: String::new(),
-        points: plan.rows.iter().map(|row| (row.num_devices as f64, value(row))).collect(),
+    let curve = |(name, value): Column<Row>| {
+        let points = plan.rows.iter().map(|row| (row.num_devices as f64, value(row)));
+        PlotCurve::new(name, points.collect())
     };
     let steps = Panel {
         title: "Time of a step".to_owned(),
-        x: PlotAxis { title: "devices", scale: Scale::Log(2.0), labels: figure::powers },
-        y: PlotAxis { title: "time (ms)", scale: Scale::Linear, labels: figure::numbers },
+        x: PlotAxis { title: "devices".into(), scale: Scale::Log(2.0), labels: figure::powers },
+        y: PlotAxis { title: "time (ms)".into(), scale: Scale::Linear, labels: figure::numbers },
         curves: of_step.into_iter().map(curve).collect(),
     };
     let by_algorithm: [Column<AllReduce>; 3] = [
@@ -94,10 +93,9 @@ fn plot(file: OutputFile<'_>, source: &Path, plan: &ScalingPrediction) -> Result
         ("tree", |all_reduce| all_reduce.tree_ms),
         ("hierarchical", |all_reduce| all_reduce.hierarchical_ms),
     ];
-    let curve = |(name, value): Column<AllReduce>| PlotCurve {
-        name: name.to_owned(),
-        detail: String::new(),
-        points: plan.all_reduce.iter().map(|at| (at.bytes as f64, value(at))).collect(),
+    let curve = |(name, value): Column<AllReduce>| {
+        let points = plan.all_reduce.iter().map(|at| (at.bytes as f64, value(at)));
+        PlotCurve::new(name, points.collect())
     };
     let num_devices = plan.rows.last().map_or(1, |row| row.num_devices);
     let algorithms = Panel {
@@ -106,11 +104,11 @@ fn plot(file: OutputFile<'_>, source: &Path, plan: &ScalingPrediction) -> Result
             counted(num_devices, "device")
         ),
         x: PlotAxis {
-            title: "bytes of an all_reduce",
+            title: "bytes of an all_reduce".into(),
             scale: Scale::Log(2.0),
             labels: figure::bytes,
         },
-        y: PlotAxis { title: "time (ms)", scale: Scale::Log(10.0), labels: figure::powers },
+        y: PlotAxis { title: "time (ms)".into(), scale: Scale::Log(10.0), labels: figure::powers },
         curves: by_algorithm.into_iter().map(curve).collect(),
     };
     // One device reduces nothing, and a logarithmic axis has no zero.
@@ -118,5 +116,5 @@ fn plot(file: OutputFile<'_>, source: &Path, plan: &ScalingPrediction) -> Result
     let panels = if has_fabric { vec![steps, algorithms] } else { vec![steps] };
     let title = format!("{} on {}", figure::file_name(source), plan.target);
     let subtitle = "predicted by the cost model".to_owned();
-    figure::save(file, &Figure { title, subtitle, panels })
+    figure::save(file, &Figure { title, subtitle, key: None, panels })
 }

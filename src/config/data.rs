@@ -7,9 +7,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
+use super::arrays::ArraysConfig;
 use super::error::{KeyErrors, require};
 use super::key::{KeyInfo, OnResume};
 use super::keys::{Exclusive, Reader, Section, Tag, choices};
+use super::table::TableConfig;
 
 choices! {
     /// `[data]`: where the examples come from, selected by `source`.
@@ -28,6 +30,10 @@ choices! {
         "tokens" => Tokens(TokensConfig),
         /// Texts, or pairs of texts, with a label each.
         "classification" => Classification(ClassificationConfig),
+        /// Columns of numbers and words, with a column to predict.
+        "table" => Table(TableConfig),
+        /// Arrays of NumPy.
+        "arrays" => Arrays(ArraysConfig),
         /// A classification task that is computed, not read.
         "synthetic" => Synthetic(SyntheticConfig),
         /// Sequences of tokens that are computed, not read.
@@ -463,6 +469,8 @@ impl DataConfig {
             | Self::Idx(IdxConfig { num_examples, .. })
             | Self::Classification(ClassificationConfig { num_examples, .. })
             | Self::Text(TextConfig { num_examples, .. })
+            | Self::Table(TableConfig { num_examples, .. })
+            | Self::Arrays(ArraysConfig { num_examples, .. })
             | Self::Tokens(TokensConfig { num_examples, .. }) => *num_examples,
             Self::Synthetic(synthetic) => Some(synthetic.num_examples),
             Self::SyntheticTokens(tokens) => Some(tokens.num_examples),
@@ -478,6 +486,8 @@ impl DataConfig {
             Self::Idx(idx) => (&mut idx.path, None),
             Self::Text(text) => (&mut text.path, None),
             Self::Tokens(tokens) => (&mut tokens.path, tokens.eval_path.as_mut()),
+            Self::Table(table) => (&mut table.path, table.eval_path.as_mut()),
+            Self::Arrays(arrays) => (&mut arrays.path, arrays.eval_path.as_mut()),
             Self::Classification(texts) => {
                 let paths = [
                     ("path", Some(&mut texts.path)),
@@ -503,6 +513,8 @@ impl DataConfig {
             | Self::Cifar10(_)
             | Self::Idx(_)
             | Self::ImageFolder(_)
+            | Self::Table(_)
+            | Self::Arrays(_)
             | Self::Synthetic(_) => None,
         }
     }
@@ -515,6 +527,8 @@ impl DataConfig {
             Self::Idx(_) => "data.flat",
             Self::Classification(_) => "data.max_length",
             Self::Text(_) | Self::Tokens(_) | Self::SyntheticTokens(_) => "data.context",
+            Self::Table(_) => "data.features",
+            Self::Arrays(_) => "data.x",
             Self::Digits(_) | Self::Cifar10(_) | Self::ImageFolder(_) => "data.source",
         }
     }
@@ -523,7 +537,7 @@ impl DataConfig {
     pub fn classes_key(&self) -> &'static str {
         match self {
             Self::Synthetic(_) | Self::Idx(_) => "data.classes",
-            Self::Classification(_) => "data.labels",
+            Self::Classification(_) | Self::Table(_) | Self::Arrays(_) => "data.labels",
             Self::Tokens(_) | Self::SyntheticTokens(_) => "data.vocab_size",
             Self::Digits(_) | Self::Cifar10(_) | Self::ImageFolder(_) | Self::Text(_) => {
                 "data.source"
@@ -540,11 +554,7 @@ impl DataConfig {
             | Self::Text(_)
             | Self::SyntheticTokens(_) => {}
             Self::Classification(texts) => {
-                let labels = &texts.labels;
-                let different: BTreeSet<_> = labels.iter().collect();
-                let fits = labels.is_empty() || labels.len() > 1 && different.len() == labels.len();
-                let allowed = "an empty list, or two or more different names";
-                errors.check(require(fits, "labels", format!("{labels:?}"), allowed));
+                check_labels(&texts.labels, errors);
                 let ends = [0].iter().chain(&texts.pad_to).chain([&texts.max_length]);
                 let allowed = format!(
                     "at most {MAX_LENGTHS} whole numbers above 0 in ascending order, below \
@@ -562,6 +572,19 @@ impl DataConfig {
                     let resize = images.eval_resize();
                     let fits = (least..=most).contains(&resize);
                     errors.check(require(fits, "eval_resize", resize, &allowed));
+                }
+            }
+            Self::Table(table) => check_labels(&table.labels, errors),
+            Self::Arrays(arrays) => {
+                check_labels(&arrays.labels, errors);
+                let is_f32 = |scale: f64| {
+                    (f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(&scale)
+                };
+                let scale = arrays.scale.unwrap_or(1.0);
+                errors.check(require(is_f32(scale), "scale", scale, "a number, 1.2e-38 to 3.4e38"));
+                if arrays.eval_x.is_none() && arrays.eval_y.is_some() {
+                    let allowed = "nothing, or set data.eval_x too";
+                    errors.check(require(false, "eval_y", "a name", allowed));
                 }
             }
             Self::Tokens(tokens) => {
@@ -589,7 +612,8 @@ impl Section for DataConfig {
         meaning: "Where the examples come from.",
         on_resume: OnResume::Warn,
     });
-    const EXCLUSIVE: &'static [Exclusive] = &[(&["eval_path"], &["eval_fraction"])];
+    const EXCLUSIVE: &'static [Exclusive] =
+        &[(&["eval_path", "eval_x"], &["eval_fraction"]), (&["eval_path"], &["eval_x"])];
 
     fn keys(choice: &str) -> Vec<KeyInfo> {
         Self::keys_of(choice, OnResume::Warn)
@@ -602,8 +626,15 @@ impl Section for DataConfig {
     }
 }
 
+fn check_labels(labels: &[String], errors: &mut KeyErrors) {
+    let different: BTreeSet<_> = labels.iter().collect();
+    let fits = labels.is_empty() || labels.len() > 1 && different.len() == labels.len();
+    let allowed = "an empty list, or two or more different names";
+    errors.check(require(fits, "labels", format!("{labels:?}"), allowed));
+}
+
 /// The share that is held out by default.
-const HELD_OUT: f64 = 0.1;
+pub(super) const HELD_OUT: f64 = 0.1;
 
 /// Generous limits, so that a typing error does not allocate terabytes.
 const MAX_FEATURES: usize = 1 << 20;

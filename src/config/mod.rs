@@ -22,6 +22,7 @@
 //! ```
 
 mod address;
+mod arrays;
 mod batch;
 mod check;
 mod checkpoint;
@@ -47,6 +48,7 @@ mod sections;
 mod shape;
 mod shorten;
 mod span;
+mod table;
 mod train;
 
 use std::path::{Path, PathBuf};
@@ -56,6 +58,7 @@ use serde::Serialize;
 use toml::Table;
 
 pub use address::{HostPort, NotHostPort};
+pub use arrays::{ArraysConfig, ChannelsDim};
 pub use batch::{BatchError, BatchSplit};
 pub use check::CheckConfig;
 pub use checkpoint::{CheckpointConfig, OBJECT_SCHEMES};
@@ -82,8 +85,10 @@ pub use shape::{
 };
 pub use shorten::{shorten, shorten_words};
 pub use span::Span;
+pub use table::{ColumnEncoding, ColumnNames, MissingValues, TableConfig};
 pub use train::{
-    BatchSize, Length, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, OnNonfinite, PrecisionConfig, TrainConfig,
+    BatchSize, ClassWeights, Length, LossConfig, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, OnNonfinite,
+    PrecisionConfig, TrainConfig,
 };
 
 use error::{KeyError, KeyErrors};

@@ -38,6 +38,11 @@ impl Patterns {
         self.0.iter().any(|pattern| pattern.matches(path))
     }
 
+    /// `true` if one of the patterns is this path itself.
+    pub fn contains(&self, path: &str) -> bool {
+        self.0.iter().any(|pattern| pattern.as_str() == path)
+    }
+
     /// The first that matches none of the paths.
     pub fn unmatched(&self, paths: &[&str]) -> Option<&str> {
         let is_unmatched =

@@ -27,6 +27,12 @@ impl Config {
             DataConfig::Tokens(tokens) if tokens.eval_path.is_none() => {
                 tokens.eval_fraction = Some(tokens.eval_fraction());
             }
+            DataConfig::Table(table) if table.eval_path.is_none() => {
+                table.eval_fraction = Some(table.eval_fraction());
+            }
+            DataConfig::Arrays(arrays) if arrays.eval_path.is_none() && arrays.eval_x.is_none() => {
+                arrays.eval_fraction = Some(arrays.eval_fraction());
+            }
             DataConfig::Classification(texts) if texts.eval_path.is_none() => {
                 texts.eval_fraction = Some(texts.eval_fraction());
             }

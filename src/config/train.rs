@@ -1,8 +1,12 @@
 //! `[train]`: the batch, the length of the run, and its checks.
 
+use std::borrow::Cow;
+use std::fmt;
+
 use hlo::DType;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smart_default::SmartDefault;
 
 use super::error::{KeyError, KeyErrors, require};
@@ -66,6 +70,126 @@ pub struct TrainConfig {
     /// The dtypes of parameters and computation. With `"bf16"` parameters, optimizer state, norms,
     /// softmax, loss and all sums stay f32. `"f64"` is slow; use it to compare results.
     pub precision: PrecisionConfig,
+    /// The loss. `"auto"` fits the data: `"cross_entropy"` for classes, `"mse"` for values,
+    /// `"binary_cross_entropy"` for examples with any number of labels. `"mse"`, `"mae"` and
+    /// `"huber"` make a number of each target of a table or an array, also if it is whole.
+    pub loss: LossConfig,
+    /// Where the loss becomes linear, with `loss = "huber"`, in standard deviations of the target.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[default(1.0)]
+    pub huber_delta: f64,
+    /// How often an example of each class counts in training, in the order of the classes;
+    /// `"balanced"` makes all classes count alike: examples / (classes * examples of the class).
+    /// An empty list counts all once. Evaluation counts every example once.
+    pub class_weights: ClassWeights,
+}
+
+/// What a model learns to make small.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LossConfig {
+    /// What fits the data.
+    #[default]
+    Auto,
+    /// Cross-entropy of one class.
+    CrossEntropy,
+    /// Mean squared error.
+    Mse,
+    /// Mean absolute error.
+    Mae,
+    /// Huber's loss: squared near 0, linear beyond.
+    Huber,
+    /// Cross-entropy of each of several labels by itself.
+    BinaryCrossEntropy,
+}
+
+impl LossConfig {
+    /// `true` if targets are values.
+    pub fn is_regression(self) -> bool {
+        matches!(self, Self::Mse | Self::Mae | Self::Huber)
+    }
+
+    /// The word in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::CrossEntropy => "cross_entropy",
+            Self::Mse => "mse",
+            Self::Mae => "mae",
+            Self::Huber => "huber",
+            Self::BinaryCrossEntropy => "binary_cross_entropy",
+        }
+    }
+}
+
+/// How often an example of each class counts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ClassWeights {
+    /// `"balanced"`.
+    Balanced,
+    /// A weight for each class; none if all count once.
+    Given(Vec<f64>),
+}
+
+impl Default for ClassWeights {
+    fn default() -> Self {
+        Self::Given(vec![])
+    }
+}
+
+impl Serialize for ClassWeights {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Balanced => serializer.serialize_str("balanced"),
+            Self::Given(weights) => weights.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ClassWeights {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Weights;
+        impl<'de> Visitor<'de> for Weights {
+            type Value = ClassWeights;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"balanced\" or a list of numbers above 0")
+            }
+
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<ClassWeights, E> {
+                match word {
+                    "balanced" => Ok(ClassWeights::Balanced),
+                    other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
+                }
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(
+                self,
+                mut list: A,
+            ) -> Result<ClassWeights, A::Error> {
+                let mut weights = vec![];
+                while let Some(weight) = list.next_element::<f64>()? {
+                    if !(weight > 0.0 && weight.is_finite()) {
+                        let found = de::Unexpected::Float(weight);
+                        return Err(de::Error::invalid_value(found, &self));
+                    }
+                    weights.push(weight);
+                }
+                Ok(ClassWeights::Given(weights))
+            }
+        }
+        deserializer.deserialize_any(Weights)
+    }
+}
+
+impl JsonSchema for ClassWeights {
+    fn schema_name() -> Cow<'static, str> {
+        "ClassWeights".into()
+    }
+
+    fn json_schema(_generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "values": "`\"balanced\"`, or a list of numbers above 0" })
+    }
 }
 
 /// The keys of [`TrainConfig::batch`] and [`TrainConfig::length`].

@@ -76,7 +76,7 @@ impl Source for Cifar10 {
         (self.records.len() / RECORD_BYTES) as u64
     }
 
-    fn num_classes(&self) -> usize {
+    fn num_outputs(&self) -> usize {
         NUM_CLASSES
     }
 
@@ -205,7 +205,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write_all(dir.path());
         let (train, test) = load(dir.path().to_owned(), true, 0).unwrap();
-        assert_eq!((train.num_examples(), test.num_examples(), train.num_classes()), (10, 2, 10));
+        assert_eq!((train.num_examples(), test.num_examples(), train.num_outputs()), (10, 2, 10));
         for (source, id, expected) in [(&train, 0, 0), (&train, 7, 7), (&test, 1, 11)] {
             let (x, y) = read_example(source, id, None);
             assert_eq!(y, expected as i32 % 10);

@@ -65,7 +65,7 @@ impl Source for Digits {
         self.ids.len() as u64
     }
 
-    fn num_classes(&self) -> usize {
+    fn num_outputs(&self) -> usize {
         NUM_CLASSES
     }
 
@@ -164,7 +164,7 @@ mod tests {
     fn the_shipped_file_has_the_fixed_split() {
         let (train, test) = Digits::load(&shipped()).unwrap();
         assert_eq!((train.num_examples(), test.num_examples()), (1437, 360));
-        assert_eq!(train.num_classes(), 10);
+        assert_eq!(train.num_outputs(), 10);
         let (mut x, mut y) = ([0f32; 64], [0i32]);
         let mut read = |source: &Digits, id| {
             let mut out = [bytemuck::cast_slice_mut(&mut x), bytemuck::cast_slice_mut(&mut y)];

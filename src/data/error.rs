@@ -305,7 +305,13 @@ pub enum Error {
         /// What is wrong, and what to change.
         problem: String,
     },
-    /// A table that cannot be used as a whole.
+    /// Arrays that cannot be used.
+    #[error("{problem}")]
+    Array {
+        /// The array, what is wrong with it, and what to change.
+        problem: String,
+    },
+    /// A table or another file that cannot be used as a whole.
     #[error("{}: {problem}", path.display())]
     Table {
         /// The file.

@@ -95,7 +95,7 @@ impl Source for Idx {
         self.labels.len() as u64
     }
 
-    fn num_classes(&self) -> usize {
+    fn num_outputs(&self) -> usize {
         self.num_classes
     }
 
@@ -280,7 +280,7 @@ mod tests {
         for files in [plain, zipped, renamed] {
             let (train, eval) = load(&files, false).unwrap();
             assert_eq!((train.num_examples(), eval.num_examples()), (2, 1));
-            assert_eq!((train.num_classes(), &train.fields()[0].dims[..]), (10, &[1, 2, 3][..]));
+            assert_eq!((train.num_outputs(), &train.fields()[0].dims[..]), (10, &[1, 2, 3][..]));
             assert_eq!(read_example(&train, 0), (vec![0.0, 0.2, 0.4, 0.6, 0.8, 1.0], 9));
             assert_eq!(read_example(&train, 1).1, 0);
             assert_eq!(read_example(&eval, 0), (vec![1.0; 6], 4));

@@ -99,6 +99,34 @@ impl ImageFolder {
         Ok((train, split(eval, (eval_root, eval_key), None)))
     }
 
+    /// Images to predict the classes of: a file, or all in a folder and its subfolders, in the
+    /// order of their paths. Their label is 0, and there are no names of classes.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed, or has no images. `key` names it in messages.
+    pub fn unlabeled(
+        config: &config::ImageFolderConfig,
+        path: &Path,
+        key: &'static str,
+    ) -> Result<Self, Error> {
+        let metadata = fs::metadata(path).map_err(|source| unreadable(path, key, source))?;
+        let files = match metadata.is_dir() {
+            true => labelled(path, key, 0)?,
+            false => {
+                let file = ListedFile { path: path.to_owned(), num_bytes: metadata.len() };
+                vec![Labelled { file, label: 0 }]
+            }
+        };
+        let config = config::ImageFolderConfig { on_broken: OnBroken::Stop, ..config.clone() };
+        let images = Self::new(&config, files, vec![], None);
+        Ok(Self { root: path.to_owned(), key, ..images })
+    }
+
+    /// The files, in order.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.files.iter().map(|labelled| labelled.file.path.clone()).collect()
+    }
+
     fn new(
         config: &config::ImageFolderConfig,
         files: Vec<Labelled>,
@@ -152,7 +180,7 @@ impl Source for ImageFolder {
         self.files.len() as u64
     }
 
-    fn num_classes(&self) -> usize {
+    fn num_outputs(&self) -> usize {
         self.labels.len()
     }
 

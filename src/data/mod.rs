@@ -6,6 +6,7 @@
 //! [`TrainBatches`] and [`EvalBatches`] assemble the examples into one literal per field and shard
 //! of the batch, those of this process only; [`Prefetch`] does so on a thread, ahead of the loop.
 
+mod arrays;
 mod augment;
 mod batch;
 mod cifar10;
@@ -18,13 +19,17 @@ mod formats;
 mod idx;
 mod image;
 mod image_folder;
+mod like_training;
+mod memory;
 mod prefetch;
+mod row_labels;
 mod sampler;
 mod skipped;
 mod source;
 mod stratified;
 mod synthetic;
 mod synthetic_tokens;
+mod table;
 mod text;
 mod token_format;
 mod token_scan;
@@ -33,8 +38,9 @@ mod windows;
 
 use std::sync::Arc;
 
-use crate::config;
+use crate::config::{self, Config, LossConfig};
 
+pub use arrays::{ArrayLabels, ArraySplits, Arrays, npy_file};
 pub use batch::{EvalBatches, HostBatch, TrainBatches};
 pub use cifar10::Cifar10;
 pub use classification::{
@@ -45,13 +51,15 @@ pub use digits::Digits;
 pub use error::Error;
 pub use idx::Idx;
 pub use image_folder::ImageFolder;
+pub use like_training::LikeTraining;
 pub use prefetch::{Prefetch, PrefetchError, Prefetched};
 pub use sampler::Sampler;
 pub use skipped::Skipped;
-pub use source::{Field, Source};
+pub use source::{Field, LabelKind, LabelScale, Source};
 pub use stratified::StratifiedSplit;
 pub use synthetic::Synthetic;
 pub use synthetic_tokens::SyntheticTokens;
+pub use table::{Table, TableSplits, column_names};
 pub use text::Text;
 pub use tokens::Tokens;
 
@@ -91,14 +99,64 @@ impl Splits {
     }
 }
 
-/// Opens the source that a configuration names. `seed` is `train.seed`, which determines synthetic
-/// data, the augmentation of training images, and which labelled texts are held out.
+/// Opens the source that a configuration names. `train.seed` determines synthetic data, the
+/// augmentation of training images, and which examples are held out; `train.loss` says whether
+/// columns of numbers are classes.
 ///
 /// # Errors
 /// A file that cannot be read or has the wrong format; or a number of training examples other than
 /// the configured one.
-pub fn open(config: &config::DataConfig, seed: u64) -> Result<Splits, Error> {
-    let splits = open_source(config, seed)?;
+pub fn open(config: &Config) -> Result<Splits, Error> {
+    let purpose = Purpose {
+        seed: config.train.seed,
+        loss: config.train.loss,
+        examples: ExampleKind::of(&config.model),
+    };
+    open_for(&config.data, purpose)
+}
+
+/// What examples are read for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Purpose {
+    /// `train.seed`.
+    pub seed: u64,
+    /// `train.loss`.
+    pub loss: LossConfig,
+    /// What the model takes.
+    pub examples: ExampleKind,
+}
+
+/// What a model takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExampleKind {
+    /// Numbers of any dims, with a label.
+    #[default]
+    Numbers,
+    /// Ids of tokens, with a label.
+    Text,
+    /// Ids of tokens, with the id of a token as the label of each.
+    Sequence,
+}
+
+impl ExampleKind {
+    /// What a configured model takes.
+    pub fn of(model: &config::ModelConfig) -> Self {
+        let example = model.example();
+        let of_field = |wanted: &str| example.iter().find(|(name, _)| *name == wanted);
+        match (of_field("x"), of_field("y")) {
+            (Some((_, x)), _) if x.dtype.is_float() => Self::Numbers,
+            (_, Some((_, y))) if y.dims.is_empty() => Self::Text,
+            _ => Self::Sequence,
+        }
+    }
+}
+
+/// [`open`] for a section of a configuration.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_for(config: &config::DataConfig, purpose: Purpose) -> Result<Splits, Error> {
+    let splits = open_source(config, purpose)?;
     let found = splits.train.num_examples();
     match config.num_examples() {
         Some(given) if given as u64 != found => Err(Error::NumExamples { given, found }),
@@ -106,7 +164,8 @@ pub fn open(config: &config::DataConfig, seed: u64) -> Result<Splits, Error> {
     }
 }
 
-fn open_source(config: &config::DataConfig, seed: u64) -> Result<Splits, Error> {
+fn open_source(config: &config::DataConfig, purpose: Purpose) -> Result<Splits, Error> {
+    let seed = purpose.seed;
     Ok(match config {
         config::DataConfig::Cifar10(config) => {
             let (train, eval) = Cifar10::load(config, seed)?;
@@ -128,6 +187,14 @@ fn open_source(config: &config::DataConfig, seed: u64) -> Result<Splits, Error> 
         config::DataConfig::ImageFolder(config) => {
             let (train, eval) = ImageFolder::open(config, seed)?;
             Splits::of(train, eval)
+        }
+        config::DataConfig::Table(config) => {
+            let TableSplits { train, eval, warnings } = Table::load(config, purpose)?;
+            Splits { warnings, ..Splits::of(train, eval) }
+        }
+        config::DataConfig::Arrays(config) => {
+            let ArraySplits { train, eval, warnings } = Arrays::load(config, purpose)?;
+            Splits { warnings, ..Splits::of(train, eval) }
         }
         config::DataConfig::Text(config) => {
             let (train, eval) = Text::load(config)?;

@@ -3,6 +3,7 @@
 use hlo::DType;
 
 use super::{Error, Skipped};
+use crate::config::DataConfig;
 
 /// A part of every example, such as an image or a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,14 +23,45 @@ impl Field {
     }
 }
 
+/// What the label `y` of an example is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum LabelKind {
+    /// One class, or one for each position: integers.
+    #[default]
+    Class,
+    /// Any number of labels: f32 `[num_outputs]`, 1 for those that it has, 0 for the others.
+    Labels,
+    /// Values: f32 `[num_outputs]`, each scaled as is said here.
+    Values(Vec<LabelScale>),
+}
+
+/// How a value of a label is scaled: field `y` has `(value - mean) / deviation`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LabelScale {
+    /// What is subtracted.
+    pub mean: f64,
+    /// What divides the rest; above 0.
+    pub deviation: f64,
+}
+
 /// Examples with the ids 0 to [`Self::num_examples`] - 1. What is read depends on id and epoch
 /// only, so that any process can read any example in any order, and repeatedly.
 pub trait Source: Send + Sync {
     /// Number of examples.
     fn num_examples(&self) -> u64;
 
-    /// Number of classes: values of field `y` are below it.
-    fn num_classes(&self) -> usize;
+    /// Number of classes, which field `y` is below, or of the values or labels that it has.
+    fn num_outputs(&self) -> usize;
+
+    /// What field `y` is.
+    fn label_kind(&self) -> LabelKind {
+        LabelKind::Class
+    }
+
+    /// Number of examples of each class, if they are counted.
+    fn class_counts(&self) -> Option<Vec<u64>> {
+        None
+    }
 
     /// The names of the classes, if they have some.
     fn labels(&self) -> &[String] {
@@ -40,6 +72,10 @@ pub trait Source: Send + Sync {
     fn vocab_size(&self) -> Option<usize> {
         None
     }
+
+    /// Writes what the training examples teach, such as the names of the classes, into the
+    /// configuration that they were read by, so that other examples are read alike.
+    fn write_learned(&self, _config: &mut DataConfig) {}
 
     /// The fields of every example.
     fn fields(&self) -> &[Field];

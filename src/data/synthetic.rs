@@ -57,7 +57,7 @@ impl Source for Synthetic {
         self.num_examples
     }
 
-    fn num_classes(&self) -> usize {
+    fn num_outputs(&self) -> usize {
         self.num_classes
     }
 

@@ -65,7 +65,7 @@ impl Source for SyntheticTokens {
         self.num_examples
     }
 
-    fn num_classes(&self) -> usize {
+    fn num_outputs(&self) -> usize {
         self.vocab_size
     }
 

@@ -94,7 +94,7 @@ impl Source for Text {
         self.windows.num_windows()
     }
 
-    fn num_classes(&self) -> usize {
+    fn num_outputs(&self) -> usize {
         NUM_BYTES
     }
 
@@ -156,7 +156,7 @@ mod tests {
         fs::write(dir.path().join("a/z"), [0, 1, 2, 3]).unwrap();
         let (train, eval) = Text::load(&config(dir.path(), 2)).unwrap();
         assert_eq!((train.num_examples(), eval.num_examples()), (2, 1));
-        assert_eq!(train.num_classes(), 256);
+        assert_eq!(train.num_outputs(), 256);
         assert_eq!(read(&train, 0), (vec![0, 1], vec![1, 2]));
         assert_eq!(read(&train, 1), (vec![3, 4], vec![4, 5]));
         assert_eq!(read(&eval, 0), (vec![6, 7], vec![7, 255]));

@@ -82,7 +82,7 @@ impl Source for Tokens {
         self.windows.num_windows()
     }
 
-    fn num_classes(&self) -> usize {
+    fn num_outputs(&self) -> usize {
         self.vocab_size
     }
 
@@ -258,7 +258,7 @@ mod tests {
             fs::write(&path, bytes).unwrap();
             let (train, eval) = Tokens::open(&config(path.clone(), dtype)).unwrap();
             assert_eq!((train.num_examples(), eval.num_examples()), (2, 1));
-            assert_eq!(train.num_classes(), 1000);
+            assert_eq!(train.num_outputs(), 1000);
             assert_eq!(read(&train, 1), Ok((vec![993, 994], vec![994, 995])));
             assert_eq!(read(&eval, 0), Ok((vec![996, 997], vec![997, 998])));
             assert!(read(&eval, 1).unwrap_err().contains("example 1"));

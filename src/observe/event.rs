@@ -179,6 +179,20 @@ pub struct EvalResult {
     /// classified correctly, and may have `top5_accuracy`, the share of examples with the label
     /// among the five highest scores; both are from 0 to 1.
     pub metrics: BTreeMap<&'static str, f64>,
+    /// What is no mean over examples: not among the fields in JSON.
+    pub counts: EvalCounts,
+}
+
+/// What an evaluation has counted, each example by its weight.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum EvalCounts {
+    /// Nothing.
+    #[default]
+    None,
+    /// Examples of each class (rows) that are predicted as each class (columns).
+    Classes(Vec<Vec<f64>>),
+    /// Of each label, how often it is predicted correctly, is predicted, and is there.
+    Labels(Vec<[f64; 3]>),
 }
 
 impl EvalResult {

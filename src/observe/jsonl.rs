@@ -411,7 +411,11 @@ mod tests {
             let metrics = StepMetrics { step, loss, lr: 1e-3, ..StepMetrics::default() };
             sink.event(&launch(&[metrics], step == 99));
         }
-        let eval = EvalResult { loss: 0.25, metrics: [("accuracy", 0.75)].into() };
+        let eval = EvalResult {
+            loss: 0.25,
+            metrics: [("accuracy", 0.75)].into(),
+            ..EvalResult::default()
+        };
         sink.event(&RunEvent::Evaluated(StepEval { step: 99, eval }));
         sink.flush().unwrap();
         let lines = lines(dir.path());
@@ -442,7 +446,11 @@ mod tests {
 
     #[test]
     fn a_run_that_continues_keeps_the_lines_before_and_may_add_an_evaluation_to_the_last() {
-        let eval = |loss| EvalResult { loss, metrics: [("accuracy", 0.75)].into() };
+        let eval = |loss| EvalResult {
+            loss,
+            metrics: [("accuracy", 0.75)].into(),
+            ..EvalResult::default()
+        };
         let continued = |dir: &Path, num_steps: u64, events: &[RunEvent]| {
             let progress = RunProgress { num_steps, ..RunProgress::default() };
             let mut sink = Jsonl::new(dir);

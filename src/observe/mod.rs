@@ -23,8 +23,8 @@ use std::io;
 use std::path::PathBuf;
 
 pub use event::{
-    EvalResult, FailedGeneration, LaunchMetrics, RunEnd, RunEvent, RunInfo, RunProgress,
-    SavedCheckpoint, StepEval, StepMetrics,
+    EvalCounts, EvalResult, FailedGeneration, LaunchMetrics, RunEnd, RunEvent, RunInfo,
+    RunProgress, SavedCheckpoint, StepEval, StepMetrics,
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
 pub use jsonl::Jsonl;

@@ -135,7 +135,7 @@ mod tests {
         );
         sinks.send(&launch(0..2, true));
         let metrics = [("recall", 0.75), ("top5_accuracy", f64::NAN)].into();
-        let eval = EvalResult { loss: 0.25, metrics };
+        let eval = EvalResult { loss: 0.25, metrics, ..EvalResult::default() };
         sinks.send(&RunEvent::Evaluated(StepEval { step: 1, eval }));
         sinks.send(&launch(2..4, false));
         // The evaluation of this one is given up.

@@ -294,6 +294,7 @@ mod tests {
         let eval = |loss: f64, accuracy: Option<f64>| EvalResult {
             loss,
             metrics: accuracy.map(|accuracy| ("accuracy", accuracy)).into_iter().collect(),
+            ..EvalResult::default()
         };
         let best = |evals: &[EvalResult]| {
             let mut summary = Summary::default();

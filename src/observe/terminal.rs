@@ -70,7 +70,11 @@ mod tests {
     #[test]
     fn the_accuracy_comes_before_other_metrics() {
         let line = |metrics: &[(&'static str, f64)]| {
-            let eval = EvalResult { loss: 0.5, metrics: metrics.iter().copied().collect() };
+            let eval = EvalResult {
+                loss: 0.5,
+                metrics: metrics.iter().copied().collect(),
+                ..EvalResult::default()
+            };
             describe_eval(&StepEval { step: 99, eval })
         };
         assert_eq!(line(&[]), "evaluation after 100 steps: loss 0.5000");

@@ -1,7 +1,8 @@
 //! The graph of evaluation.
 
 use hlo::{DType, Graph, Reduction, TensorType, Tracer, trace};
-use models::{Batch, Scope};
+
+use models::{Batch, Scope, Tally};
 
 use super::{DeclaredStep, MODEL_STATE, PARAMS, SCORES, SUMS, StepError, WEIGHT};
 
@@ -10,14 +11,51 @@ use super::{DeclaredStep, MODEL_STATE, PARAMS, SCORES, SUMS, StepError, WEIGHT};
 pub struct EvalSums {
     /// Names of the model's metrics.
     pub metrics: Vec<&'static str>,
-    /// Number of classes with [`models::loss::class_counts`] in the output; 0 for none.
-    pub num_classes: usize,
+    /// What follows the metrics.
+    pub tally: TallyKind,
+    /// `true` if F1 and Matthews' correlation are metrics.
+    pub reports_f1: bool,
+}
+
+/// Which [`Tally`] an evaluation has, and of how many classes, labels or values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TallyKind {
+    /// None.
+    #[default]
+    None,
+    /// [`Tally::Classes`].
+    Classes(usize),
+    /// [`Tally::Labels`].
+    Labels(usize),
+    /// [`Tally::Values`].
+    Values(usize),
+}
+
+impl TallyKind {
+    /// Number of elements.
+    pub fn num_elements(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Classes(num_classes) => num_classes * num_classes,
+            Self::Labels(num_labels) => 3 * num_labels,
+            Self::Values(num_values) => 4 * num_values,
+        }
+    }
+
+    fn of(tally: Option<Tally<'_>>) -> Self {
+        match tally {
+            None => Self::None,
+            Some(Tally::Classes(sums)) => Self::Classes(sums.dim(1)),
+            Some(Tally::Labels(sums)) => Self::Labels(sums.dim(1)),
+            Some(Tally::Values(sums)) => Self::Values(sums.dim(1)),
+        }
+    }
 }
 
 impl EvalSums {
     /// Number of elements.
     pub fn num_elements(&self) -> usize {
-        2 + self.metrics.len() + 3 * self.num_classes
+        2 + self.metrics.len() + self.tally.num_elements()
     }
 }
 
@@ -25,7 +63,7 @@ impl EvalSums {
 ///
 /// `batch.weight` is f32 `[b]`, 0 for padding. `sums` is a vector of the parameters' dtype, the
 /// same on every replica: the global sums of the loss, of the weights, of each of the model's
-/// metrics, and its class counts, as is returned. The host adds up the sums of all batches and
+/// metrics, and its tally, as is returned. The host adds up the sums of all batches and
 /// divides once.
 ///
 /// # Errors
@@ -47,13 +85,14 @@ pub(super) fn eval_as_traced(step: &DeclaredStep<'_>) -> Result<(Graph, EvalSums
         let loss = spec.model.loss(&scope, &Batch { weight, ..fields });
         found = EvalSums {
             metrics: loss.metrics.iter().map(|(name, _)| *name).collect(),
-            num_classes: loss.class_counts.map_or(0, |counts| counts.dim(1)),
+            tally: TallyKind::of(loss.tally),
+            reports_f1: loss.reports_f1,
         };
         let metrics = loss.metrics.iter().map(|(_, sum)| *sum);
         let sums: Vec<_> = [loss.sum, loss.weight]
             .into_iter()
             .chain(metrics)
-            .chain(loss.class_counts)
+            .chain(loss.tally.map(Tally::sums))
             .map(|sum| sum.convert(spec.precision.params).vary(axes))
             .map(|sum| sum.reshape(&[sum.ty().num_elements()]))
             .collect();
@@ -65,8 +104,8 @@ pub(super) fn eval_as_traced(step: &DeclaredStep<'_>) -> Result<(Graph, EvalSums
 
 /// The scores of a batch: params, model_state, batch -> scores.
 ///
-/// `scores` is f32 `[b, num_classes]` on each replica, of its own examples. `None` if the model
-/// does not classify examples.
+/// `scores` is f32 `[b, num_outputs]` on each replica, of its own examples. `None` if the model
+/// has none; see [`models::Model::scores`].
 ///
 /// # Errors
 /// If the model does not trace.

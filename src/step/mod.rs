@@ -28,7 +28,7 @@ use hlo::{Graph, passes, rewrites, verify};
 use crate::optim::InvalidPattern;
 
 pub use declare::{BatchField, DeclaredStep, StepSpec};
-pub use eval::{EvalSums, trace_eval, trace_scores};
+pub use eval::{EvalSums, TallyKind, trace_eval, trace_scores};
 pub use finite::{first_nonfinite, recompute_if};
 pub use forward::{Forward, trace_forward};
 pub use gather::trace_gather;

@@ -1,18 +1,20 @@
 //! Whether `train` accepts a configuration, before there are data and devices.
 
-use hlo::{Mesh, TensorType};
-use models::{Misfit, Model};
+use hlo::{DType, Mesh, TensorType};
+use models::{LossFunction, Misfit, Model, Objective};
 
+use super::objective::build_model;
 use super::run::fields_of;
 use super::setup::{mesh_on_host, platform_on_host};
 use super::{Error, Run};
-use crate::config::{Config, DataConfig};
-use crate::data::{self, Splits};
+use crate::config::{Config, DataConfig, LossConfig};
+use crate::data::{self, LabelKind, Splits};
 use crate::pjrt::Platform;
 use crate::step::{self, BatchField};
 
-/// Number of classes of data that are not opened. No configuration is refused because of it.
-const NUM_CLASSES: usize = 10;
+/// Number of classes, values or labels of data that are not opened. No configuration is refused
+/// because of it.
+const NUM_OUTPUTS: usize = 10;
 /// `"auto"` in `[mesh]` is tried with up to two to this power of devices.
 const MAX_LOG2_DEVICES: u32 = 12;
 
@@ -31,18 +33,29 @@ const MAX_LOG2_DEVICES: u32 = 12;
 /// The error with which `train` would refuse the configuration.
 pub fn check_config(config: &Config, num_examples: Option<usize>) -> Result<(), Error> {
     let splits = match &config.data {
-        DataConfig::Synthetic(_) | DataConfig::SyntheticTokens(_) => {
-            Some(data::open(&config.data, config.train.seed)?)
-        }
+        DataConfig::Synthetic(_) | DataConfig::SyntheticTokens(_) => Some(data::open(config)?),
         _ => None,
     };
-    let num_classes = splits.as_ref().map_or(NUM_CLASSES, |splits| splits.train.num_classes());
-    let model = config.model.build(num_classes);
+    let model = match &splits {
+        Some(splits) => build_model(config, &*splits.train)?,
+        None => config.model.build(Objective {
+            loss: match config.train.loss {
+                loss if loss.is_regression() => LossFunction::SquaredError,
+                LossConfig::BinaryCrossEntropy => LossFunction::BinaryCrossEntropy,
+                _ => LossFunction::CrossEntropy,
+            },
+            ..Objective::from(NUM_OUTPUTS)
+        }),
+    };
     if let Some(splits) = &splits {
         check_example(&*model, config, splits)?;
     }
+    let has_numbers = !matches!(config.train.loss, LossConfig::Auto | LossConfig::CrossEntropy);
     let of_model = |(name, ty): (&str, TensorType)| {
-        let TensorType { dtype, dims, .. } = ty;
+        let TensorType { dtype, dims, .. } = match name {
+            "y" if has_numbers => TensorType::new(DType::F32, &[NUM_OUTPUTS]),
+            _ => ty,
+        };
         BatchField { name: name.to_owned(), dtype, dims }
     };
     let fields = match &splits {
@@ -68,7 +81,7 @@ pub fn check_config(config: &Config, num_examples: Option<usize>) -> Result<(), 
 /// Names the key to change.
 pub fn check_example(model: &dyn Model, config: &Config, splits: &Splits) -> Result<(), Error> {
     let [x, ..] = splits.train.fields() else { return Ok(()) };
-    let num_classes = splits.train.num_classes();
+    let num_classes = splits.train.num_outputs();
     let Err(misfit) = model.check_example(x.dtype, &x.dims, num_classes) else {
         return check_labels_and_tokens(config, splits);
     };
@@ -96,7 +109,10 @@ fn check_labels_and_tokens(config: &Config, splits: &Splits) -> Result<(), Error
     let taken = example.iter().find(|(name, _)| *name == "y").map(|(_, ty)| ty.dims.len());
     let given = fields.iter().find(|field| field.name == "y");
     let given = given.map(|field| field.dims.len());
-    if let (Some(0), Some(1)) | (Some(1), Some(0)) = (taken, given) {
+    let has_classes = splits.train.label_kind() == LabelKind::Class;
+    if let (Some(0), Some(1)) | (Some(1), Some(0)) = (taken, given)
+        && (has_classes || taken == Some(1))
+    {
         let of = |rank: Option<usize>| if rank == Some(0) { "each example" } else { "each token" };
         let (model, takes, found) = (config.model.name(), of(taken), of(given));
         return Err(Error::Labels { model, takes, found });

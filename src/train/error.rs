@@ -50,6 +50,22 @@ pub enum Error {
         /// The inputs that it takes.
         takes: String,
     },
+    /// The loss does not fit the labels.
+    #[error("train.loss = {loss:?}, but {labels}; set it to \"auto\" or {allowed}")]
+    Loss {
+        /// The loss.
+        loss: &'static str,
+        /// What the labels are.
+        labels: &'static str,
+        /// What fits them.
+        allowed: &'static str,
+    },
+    /// The weights of the classes do not fit the data.
+    #[error("train.class_weights: {reason}")]
+    ClassWeights {
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// A batch cannot be prefetched.
     #[error(transparent)]
     Prefetch(#[from] PrefetchError<pjrt::Error>),

@@ -18,6 +18,7 @@ mod r#loop;
 mod memory;
 mod model_values;
 mod nonfinite;
+mod objective;
 pub mod params_file;
 mod processes;
 pub mod profile;
@@ -58,6 +59,7 @@ pub use error::Error;
 pub use evaluator::{EvalSpec, Evaluator};
 pub use launches::launches;
 pub use model_values::ModelValues;
+pub use objective::build_model;
 pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
 pub use report::{
     describe_batch, describe_classes, describe_synchronisation, list_collectives, list_sharding,

@@ -29,7 +29,7 @@ pub(super) fn progress_of(num_steps: u64, value: &Value, metrics: &[&'static str
         let found =
             metrics.iter().filter_map(|name| Some((*name, number(value["metrics"].get(name)?))));
         let (loss, metrics) = (number(&value["loss"]), found.collect());
-        Some(StepEval { step, eval: EvalResult { loss, metrics } })
+        Some(StepEval { step, eval: EvalResult { loss, metrics, ..EvalResult::default() } })
     };
     RunProgress {
         num_steps,

@@ -8,9 +8,11 @@
 //! - `interrupted`: signals, and readers that go away
 //! - `run_dir`: a directory holds one run, whatever becomes of it and of the disk
 //! - `output`: files that other commands write
+//! - `own_data`: tables, arrays and images of the user: train, evaluate, predict
 //! - `texts`: fine-tuning on texts, evaluation, prediction, early stopping
 //! - `terminal`: what a person at a terminal sees
 //! - `schedule`: the learning rates that it prints, against those of `train`
+//! - `plot`: the curves of runs, in every form and of whatever a run has left
 //! - `reports`: `config`, `hlo`, `bench`, `plugin list`, `doctor`
 //! - `plugin`: what is damaged, and `plugin install`, `verify` and `remove`
 //!
@@ -22,6 +24,8 @@ mod export;
 mod folders;
 mod interrupted;
 mod output;
+mod own_data;
+mod plot;
 mod plugin;
 mod reports;
 mod run_dir;

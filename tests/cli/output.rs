@@ -15,6 +15,7 @@ fn no_command_replaces_a_file_unless_it_is_told_to() {
         let args = [&[command, DIGITS], more, &["--plot"]].concat();
         args.into_iter().map(str::to_owned).chain([text(path).to_owned()]).collect::<Vec<_>>()
     };
+    let draw = ["plot", text(dir.path()), "--to", text(&svg)].map(str::to_owned);
     let predict =
         ["predict", text(dir.path()), DIGITS, "--to", text(&parameters)].map(str::to_owned);
     for (args, path) in [
@@ -22,6 +23,7 @@ fn no_command_replaces_a_file_unless_it_is_told_to() {
         (plot("schedule", &[], &png), &png),
         (plot("plan", &target, &svg), &svg),
         (plot("preflight", &target, &svg), &svg),
+        (draw.to_vec(), &svg),
         (predict.to_vec(), &parameters),
     ] {
         let done = lockstep(&args);

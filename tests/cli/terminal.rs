@@ -78,7 +78,15 @@ fn bars_and_schedules_fit_forty_columns() {
         let seen = show(&args);
         assert!(longest(&seen) <= 40, "{more:?}: {seen}");
     }
-    let seen = show(&train_args(&["train.epochs=4", "mesh.data=1"], &[]));
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("a-run-with-a-name-of-more-than-forty-characters");
+    let out = out.to_str().unwrap();
+    let seen = show(&train_args(&["train.epochs=4", "mesh.data=1"], &["--out", out]));
+    for runs in [&[out][..], &[out, out]] {
+        let args: Vec<_> = ["plot"].iter().chain(runs).map(ToString::to_string).collect();
+        let seen = console::strip_ansi_codes(&show(&args)).into_owned();
+        assert!((39..=40).contains(&longest(&seen)), "{seen}");
+    }
     let drawn = seen.split(['\r', '\n']).map(|line| line.replace("\u{1b}[2K", ""));
     let bars: Vec<_> = drawn.filter(|line| line.contains('█')).collect();
     assert!(!bars.is_empty(), "{seen}");

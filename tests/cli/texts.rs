@@ -258,7 +258,7 @@ fn what_does_not_fit_is_refused_with_what_to_change() {
     let digits = super::train_args(&["train.epochs=1"], &["--out", text(&out)]);
     lockstep(&digits).succeeded();
     for (args, expected) in [
-        (vec!["predict", text(&out), "a.tsv"], "predict needs a model of texts"),
+        (vec!["predict", text(&out), "a.tsv"], "cannot read the data file a.tsv"),
         (vec!["predict", "/nowhere", "a.tsv"], "/nowhere"),
         (vec!["evaluate", "/nowhere"], "/nowhere: No such file"),
     ] {

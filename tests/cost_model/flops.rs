@@ -18,8 +18,8 @@ fn counted(example: &str, batch: usize, sets: &[&str]) -> f64 {
     let sets = [&["mesh.data=1", &batch], sets].concat();
     let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
     let config = Config::load(&path, &sets).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config).unwrap();
+    let model = config.model.build(splits.train.num_outputs());
     let run = Run::new(&config, &splits, mesh_on_host(&config), Platform::Cuda).unwrap();
     let graph = step::trace_step(&run.spec(&*model).declare().unwrap()).unwrap();
     Work::of(&graph, 4).matmul_flops()

@@ -129,8 +129,8 @@ fn step_of(example: &str, sets: &[&str]) -> Graph {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/{example}.toml"));
     let sets: Vec<_> = sets.iter().map(|set| set.to_string()).collect();
     let config = Config::load(&path, &sets).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config).unwrap();
+    let model = config.model.build(splits.train.num_outputs());
     let run = Run::new(&config, &splits, mesh_on_host(&config), Platform::Cuda).unwrap();
     step::trace_step(&run.spec(&*model).declare().unwrap()).unwrap()
 }

@@ -73,8 +73,8 @@ fn trace(published: &Published, num_layers: usize) -> Traced {
         published.batch, published.num_microbatches
     );
     let config = Config::parse(&text, Path::new("/published.toml"), &[]).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config).unwrap();
+    let model = config.model.build(splits.train.num_outputs());
     let mesh = config.mesh.on_devices(published.num_devices).unwrap();
     // With cuDNN's attention for all chips, where it is to be fused.
     let run = Run::new(&config, &splits, mesh, Platform::Cuda).unwrap();

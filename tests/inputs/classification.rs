@@ -146,7 +146,7 @@ fn examples_are_padded_and_held_out_by_seed() {
     for seed in 0..8 {
         let splits = Classification::load(&config, seed).unwrap();
         let (train, eval) = (splits.train, splits.eval);
-        assert_eq!((train.num_examples(), eval.num_examples(), train.num_classes()), (3, 1, 2));
+        assert_eq!((train.num_examples(), eval.num_examples(), train.num_outputs()), (3, 1, 2));
         let names: Vec<_> = train.fields().iter().map(|field| field.name).collect();
         assert_eq!(names, ["x", "segments", "mask", "y"]);
         let mut found: Vec<_> = (0..3).map(|id| example(&train, id)).collect();

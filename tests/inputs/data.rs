@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use hlo::{DType, Literal};
 use lockstep::config::{self, Config};
 use lockstep::data::{
-    Error, EvalBatches, HostBatch, Prefetch, PrefetchError, Source, Synthetic, TrainBatches, open,
+    Error, EvalBatches, HostBatch, Prefetch, PrefetchError, Purpose, Source, Synthetic,
+    TrainBatches, open, open_for,
 };
 
 fn source(num_examples: usize) -> Arc<dyn Source> {
@@ -71,7 +72,9 @@ fn augmented_pixels_are_the_same_on_any_number_of_replicas_and_after_a_restart()
     }
     let config =
         config::Cifar10Config { path: dir.path().to_owned(), augment: true, num_examples: None };
-    let splits = open(&config::DataConfig::Cifar10(config), 5).unwrap();
+    let splits =
+        open_for(&config::DataConfig::Cifar10(config), Purpose { seed: 5, ..Purpose::default() })
+            .unwrap();
     let batches = |n| TrainBatches::new(splits.train.clone(), 5, 8, n).unwrap();
     // Two batches per epoch: epochs 0 to 3.
     let all: Vec<_> = batches(1).range(0, 8).map(|batch| whole(&batch.unwrap(), "x")).collect();
@@ -148,13 +151,13 @@ fn impossible_batches_are_rejected() {
 fn the_example_opens() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/digits.toml");
     let config = Config::load(&path, &[]).unwrap();
-    let splits = open(&config.data, config.train.seed).unwrap();
+    let splits = open(&config).unwrap();
     assert_eq!((splits.train.num_examples(), splits.eval.num_examples()), (1437, 360));
     let missing = config::DataConfig::Digits(config::DigitsConfig {
         path: "/no/such.csv.gz".into(),
         num_examples: None,
     });
-    assert!(matches!(open(&missing, 0), Err(Error::Read { .. })));
+    assert!(matches!(open_for(&missing, Purpose::default()), Err(Error::Read { .. })));
 }
 
 fn endless() -> impl Iterator<Item = Result<HostBatch, Error>> + Send {

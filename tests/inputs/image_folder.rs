@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lockstep::config::{self, OnBroken};
-use lockstep::data::{EvalBatches, HostBatch, ImageFolder, Source, Splits, TrainBatches, open};
+use lockstep::data::{
+    EvalBatches, HostBatch, ImageFolder, Purpose, Source, Splits, TrainBatches, open_for,
+};
 
 /// A test image: colours change along rows and columns, so that all parts of it differ.
 fn pixels(width: usize, height: usize, number: usize) -> Vec<u8> {
@@ -67,7 +69,8 @@ fn config(path: &Path) -> config::ImageFolderConfig {
 }
 
 fn open_folder(config: config::ImageFolderConfig) -> Result<Splits, String> {
-    open(&config::DataConfig::ImageFolder(config), 5).map_err(|error| error.to_string())
+    open_for(&config::DataConfig::ImageFolder(config), Purpose { seed: 5, ..Purpose::default() })
+        .map_err(|error| error.to_string())
 }
 
 fn error_of(config: config::ImageFolderConfig) -> String {
@@ -91,7 +94,7 @@ fn classes_are_sorted_and_part_of_each_is_held_out() {
     write_folder(dir.path());
     let splits = open_folder(config(dir.path())).unwrap();
     assert_eq!((splits.train.num_examples(), splits.eval.num_examples()), (9, 3));
-    assert_eq!(splits.train.num_classes(), 3);
+    assert_eq!(splits.train.num_outputs(), 3);
     assert_eq!(splits.train.fields()[0].dims, [3, 28, 28]);
     let labels: Vec<_> = (0..9).map(|id| read(&splits.train, id, None).unwrap().1).collect();
     assert_eq!(labels, [0, 0, 0, 1, 1, 1, 2, 2, 2]);

@@ -202,8 +202,8 @@ fn train_accepts_what_is_accepted_without_devices() {
 }
 
 fn trained(config: &Config) -> Result<(), String> {
-    let splits = data::open(&config.data, config.train.seed).map_err(|error| error.to_string())?;
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(config).map_err(|error| error.to_string())?;
+    let model = config.model.build(splits.train.num_outputs());
     train::check_example(&*model, config, &splits).map_err(|error| error.to_string())?;
     let job = Job { config, model: &*model, splits: &splits };
     let outcome = train::train(&job, &Options::default()).and_then(|outcome| outcome.success());

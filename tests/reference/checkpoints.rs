@@ -51,7 +51,7 @@ fn logits_of_resnet50_match_torchvision() {
         preset: resnet::ResNetPreset::ResNet50,
         ..resnet::ResNetConfig::default()
     };
-    let model = ResNet { config, num_classes: 1000 };
+    let model = ResNet { config, objective: 1000.into() };
     let dims = [&[2], &sizes(&reference["image"])[..]].concat();
     let ty = TensorType::new(DType::F32, &dims);
     let forward = trace_forward(F32S, &ty, |scope: &Scope<'_>, x| model.logits(scope, x)).unwrap();

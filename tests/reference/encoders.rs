@@ -120,7 +120,7 @@ impl Source for Given {
         4
     }
 
-    fn num_classes(&self) -> usize {
+    fn num_outputs(&self) -> usize {
         3
     }
 

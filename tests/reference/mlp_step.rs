@@ -110,7 +110,7 @@ impl Setting {
         let sizes = reference["hidden"].as_array().unwrap().iter().map(size).collect();
         let config =
             MlpConfig { hidden: sizes, dropout: 0.0, layer_norm: true, ..MlpConfig::default() };
-        let model = Mlp { config, num_classes: size(&reference["num_classes"]) };
+        let model = Mlp { config, objective: size(&reference["num_classes"]).into() };
         let features = size(&reference["x"]["dims"][1]);
         let fields = [
             BatchField { name: "x".into(), dtype: self.dtype, dims: vec![features] },

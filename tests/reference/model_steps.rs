@@ -77,7 +77,7 @@ fn gpt_case<'a>(
 fn resnet20(reference: &Value) -> ResNet {
     let batch_norm_group = size(&reference["batch"]);
     let config = resnet::ResNetConfig { batch_norm_group, ..resnet::ResNetConfig::default() };
-    ResNet { config, num_classes: size(&reference["classes"]) }
+    ResNet { config, objective: size(&reference["classes"]).into() }
 }
 
 fn resnet20_case<'a>(
@@ -89,7 +89,8 @@ fn resnet20_case<'a>(
     let image: Vec<_> = reference["image"].as_array().unwrap().iter().map(size).collect();
     let count = batch * image.iter().product::<usize>();
     let images = drawn::uniform("images").take(count).collect();
-    let labels = drawn::integers("labels", model.num_classes as u32).take(batch).collect();
+    let labels =
+        drawn::integers("labels", model.objective.num_outputs as u32).take(batch).collect();
     let fields = [("x", false, image, images), ("y", true, vec![], labels)];
     Case { reference, model, optimizer, fields, batch }
 }

@@ -62,7 +62,7 @@ impl Source for Examples {
         256
     }
 
-    fn num_classes(&self) -> usize {
+    fn num_outputs(&self) -> usize {
         4
     }
 
@@ -103,7 +103,10 @@ fn train(
 }
 
 fn mlp() -> Mlp {
-    Mlp { config: models::mlp::MlpConfig { hidden: vec![8], ..Default::default() }, num_classes: 4 }
+    Mlp {
+        config: models::mlp::MlpConfig { hidden: vec![8], ..Default::default() },
+        objective: 4.into(),
+    }
 }
 
 fn num_lines(out: &Path) -> usize {
@@ -186,8 +189,8 @@ impl Source for Stopping {
         self.examples.num_examples()
     }
 
-    fn num_classes(&self) -> usize {
-        self.examples.num_classes()
+    fn num_outputs(&self) -> usize {
+        self.examples.num_outputs()
     }
 
     fn fields(&self) -> &[Field] {

@@ -59,7 +59,7 @@ fn losses(num_steps: u64, sets: &[String]) -> Vec<f64> {
     let config = Config::parse(CONFIG, Path::new("/runs/gpt.toml"), sets).unwrap();
     let config::ModelConfig::Gpt(gpt) = &config.model else { panic!("another model") };
     let model = OnLevels(gpt.model());
-    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let splits = data::open(&config).unwrap();
     let (client, mesh) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &run, &model, config.train.seed).unwrap();
@@ -140,7 +140,7 @@ fn gpt2_124m(sets: &[&str]) -> (gpt::Gpt, Config) {
 #[test]
 fn gpt2_124m_has_the_published_number_of_parameters() {
     let (model, config) = gpt2_124m(&[]);
-    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let splits = data::open(&config).unwrap();
     let run = Run::new(&config, &splits, Mesh::SINGLE, Platform::Cpu).unwrap();
     let declared = run.spec(&model).declare().unwrap();
     let sizes = declared.parameters().values().map(|p| p.dims.iter().product::<usize>());
@@ -153,7 +153,7 @@ fn gpt2_124m_has_the_published_number_of_parameters() {
 #[test]
 fn gpt2_124m_starts_at_the_loss_of_guessing() {
     let (model, config) = gpt2_124m(&["model.num_layers=1"]);
-    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let splits = data::open(&config).unwrap();
     let run = Run::new(&config, &splits, Mesh::SINGLE, Platform::Cpu).unwrap();
     let declared = run.spec(&model).declare().unwrap();
     let client = support::client();

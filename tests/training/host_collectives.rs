@@ -435,8 +435,8 @@ fn train(text: &str, sets: &[&str], num_steps: u64) -> (Vec<f64>, String) {
     let quick = "compile.overrides.xla_backend_optimization_level=0";
     let sets: Vec<_> = sets.iter().chain([&quick]).map(|set| (*set).to_owned()).collect();
     let config = Config::parse(text, &path, &sets).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config).unwrap();
+    let model = config.model.build(splits.train.num_outputs());
     let (client, mesh) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &run, &*model, config.train.seed).unwrap();

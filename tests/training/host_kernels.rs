@@ -450,8 +450,8 @@ fn train(text: &str, sets: &[&str], num_steps: u64) -> (Vec<f64>, String) {
     let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
     let config = Config::parse(text, Path::new("/runs/test.toml"), &sets).unwrap();
     let (client, mesh) = open_devices(&config, |line| eprintln!("{line}")).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config).unwrap();
+    let model = config.model.build(splits.train.num_outputs());
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &run, &*model, config.train.seed).unwrap();
     let (batch, shards) = (run.batch.global_batch(), run.batch.num_batch_shards());
@@ -530,8 +530,8 @@ fn temporary_bytes(kernels: &str) -> u64 {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/gpt.toml");
     let config = Config::load(&path, &sets).unwrap();
     let (client, mesh) = open_devices(&config, |line| eprintln!("{line}")).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config).unwrap();
+    let model = config.model.build(splits.train.num_outputs());
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let graph = step::trace_step(&run.spec(&*model).declare().unwrap()).unwrap();
     let program = run.lowering.lower(graph, "step").program;

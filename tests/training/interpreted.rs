@@ -84,8 +84,8 @@ fn train(model: &str, sets: &[&str]) -> Trained {
     let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
     let text = format!("{model}{REST}");
     let config = Config::parse(&text, Path::new("/runs/a.toml"), &sets).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config).unwrap();
+    let model = config.model.build(splits.train.num_outputs());
     let mesh = mesh_on_host(&config);
     let run = Run::new(&config, &splits, mesh, Platform::Cpu).unwrap();
     let declared = run.spec(&*model).declare().unwrap();

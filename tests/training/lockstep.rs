@@ -24,11 +24,11 @@ fn load(sets: &[&str]) -> (Config, Splits, Mlp) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/digits.toml");
     let all = ["model.hidden=[48, 32]", "model.dropout=0.2"].iter().chain(sets);
     let config = Config::load(&file, &all.map(|set| set.to_string()).collect::<Vec<_>>()).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let splits = data::open(&config).unwrap();
     let config::ModelConfig::Mlp(mlp) = config.model.clone() else {
         panic!("digits.toml has an mlp")
     };
-    let model = Mlp { config: mlp, num_classes: splits.train.num_classes() };
+    let model = Mlp { config: mlp, objective: splits.train.num_outputs().into() };
     (config, splits, model)
 }
 

@@ -246,8 +246,8 @@ fn train(case: &Case, mesh: Mesh) -> Trained {
     let sets: Vec<_> = sets.chain(mesh.sets()).collect();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/a.toml");
     let config = Config::parse(case.config, &path, &sets).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config).unwrap();
+    let model = config.model.build(splits.train.num_outputs());
     let (client, mesh) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &run, &*model, config.train.seed).unwrap();

@@ -38,7 +38,7 @@ fn train(model: &dyn Model, out: &Path) -> Result<Outcome, Error> {
     let steps = format!("train.steps={NUM_STEPS}");
     let sets = ["mesh.data=2", "train.eval_every=5", "schedule.warmup=none", &steps];
     let config = Config::load(&file, &sets.map(str::to_owned)).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let splits = data::open(&config).unwrap();
     let options = Options { out: Some(out.to_owned()), ..Options::default() };
     train::train(&Job { config: &config, model, splits: &splits }, &options)?.success()
 }

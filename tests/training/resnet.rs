@@ -45,7 +45,7 @@ struct Trained {
 
 fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Trained {
     let config = Config::parse(CONFIG, "resnet.toml".as_ref(), sets).unwrap();
-    let splits: Splits = data::open(&config.data, 0).unwrap();
+    let splits: Splits = data::open(&config).unwrap();
     let (client, mesh) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &run, model, 0).unwrap();
@@ -119,7 +119,7 @@ fn batch_norm_over_groups_does_not_depend_on_replicas_or_microbatches() {
 #[test]
 fn resnet20_agrees_on_any_number_of_replicas() {
     let config = resnet::ResNetConfig { batch_norm_group: 8, ..resnet::ResNetConfig::default() };
-    let model = ResNet { config, num_classes: 10 };
+    let model = ResNet { config, objective: 10.into() };
     let sets = ["train.precision=f32", "compile.overrides.xla_backend_optimization_level=0"];
     agree_on_any_mesh(&model, 3, &[(2, 1), (4, 1), (8, 1)], &sets, 1e-4);
 }
@@ -136,7 +136,7 @@ fn running_statistics_move_towards_the_observed_ones() {
     // The saved leaves are all that evaluation needs.
     let config =
         Config::parse(CONFIG, "resnet.toml".as_ref(), &["mesh.data=2".to_owned()]).unwrap();
-    let splits = data::open(&config.data, 0).unwrap();
+    let splits = data::open(&config).unwrap();
     let (client, mesh) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut other = Trainer::new(&client, &run, &small, 1).unwrap();
@@ -149,10 +149,10 @@ fn running_statistics_move_towards_the_observed_ones() {
 fn an_impossible_group_size_is_rejected_with_the_key_to_change() {
     let config =
         Config::parse(CONFIG, "resnet.toml".as_ref(), &["mesh.data=4".to_owned()]).unwrap();
-    let splits = data::open(&config.data, 0).unwrap();
+    let splits = data::open(&config).unwrap();
     let run = Run::new(&config, &splits, Mesh::data(4), Platform::Cpu).unwrap();
     let config = resnet::ResNetConfig { batch_norm_group: 12, ..resnet::ResNetConfig::default() };
-    let model = ResNet { config, num_classes: 10 };
+    let model = ResNet { config, objective: 10.into() };
     let message =
         lockstep::step::trace_step(&run.spec(&model).declare().unwrap()).unwrap_err().to_string();
     assert!(

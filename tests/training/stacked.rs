@@ -62,8 +62,8 @@ fn config(sets: &[&str]) -> Config {
 
 fn train(num_steps: u64, sets: &[&str]) -> Trained {
     let config = config(sets);
-    let splits = data::open(&config.data, config.train.seed).unwrap();
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config).unwrap();
+    let model = config.model.build(splits.train.num_outputs());
     let (client, mesh) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &run, &*model, config.train.seed).unwrap();
@@ -291,8 +291,8 @@ fn the_scanned_step_of_gpt2_124m_has_at_most_a_quarter_of_the_text() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/gpt2-124m.toml");
     let num_bytes = |scan: &str| {
         let config = Config::load(&file, &[scan.to_owned(), "mesh.data=1".to_owned()]).unwrap();
-        let splits = data::open(&config.data, config.train.seed).unwrap();
-        let model = config.model.build(splits.train.num_classes());
+        let splits = data::open(&config).unwrap();
+        let model = config.model.build(splits.train.num_outputs());
         let run = Run::new(&config, &splits, Mesh::SINGLE, Platform::Cpu).unwrap();
         let graph = step::trace_step(&run.spec(&*model).declare().unwrap()).unwrap();
         let text = run.lowering.lower(graph, "step").program.text;

@@ -50,8 +50,8 @@ fn num_fusions(text: &str, sets: &[&str], num_replicas: usize) -> usize {
     let mut sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
     sets.push(format!("mesh.data={num_replicas}"));
     let config = Config::parse(text, Path::new("/runs/config.toml"), &sets).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config).unwrap();
+    let model = config.model.build(splits.train.num_outputs());
     let (client, mesh) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let graph = trace_step(&run.spec(&*model).declare().unwrap()).unwrap();

@@ -39,14 +39,14 @@ fsdp = 4
 fn loaded(sets: &[String]) -> (Config, Splits) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/a.toml");
     let config = Config::parse(GPT, &path, sets).unwrap();
-    let splits = data::open(&config.data, config.train.seed).unwrap();
+    let splits = data::open(&config).unwrap();
     (config, splits)
 }
 
 /// The graph of the step, and the elements of the parameters that are sharded.
 fn step_graph(sets: &[String]) -> (Graph, u64) {
     let (config, splits) = loaded(sets);
-    let model = config.model.build(splits.train.num_classes());
+    let model = config.model.build(splits.train.num_outputs());
     let run = Run::new(&config, &splits, mesh_on_host(&config), Platform::Cpu).unwrap();
     let declared = run.spec(&*model).declare().unwrap();
     let params = declared.leaves().subtree("params");
@@ -59,7 +59,7 @@ fn step_graph(sets: &[String]) -> (Graph, u64) {
 /// program are ordered around loops only if `in_order`.
 fn compiled(sets: &[String], in_order: bool) -> (Vec<u8>, usize) {
     let (config, splits) = loaded(sets);
-    let model = config.model.build(splits.train.num_classes());
+    let model = config.model.build(splits.train.num_outputs());
     let (client, mesh) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let graph = step::trace_step(&run.spec(&*model).declare().unwrap()).unwrap();

@@ -186,7 +186,7 @@ impl EncoderFields {
             attention_dropout,
             classifier_dropout,
             head,
-            num_classes: _,
+            objective: _,
             scan_layers: _,
             remat: _,
         } = *model;

@@ -9,11 +9,9 @@ use serde::Serialize;
 
 use crate::cli::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use crate::cli::output::OutputFile;
+use crate::cli::schedule::rate_curve;
 use crate::optim::schedule::Schedule;
 use crate::targets::{Row, ScalingPrediction};
-
-/// Points of the curve of learning rates.
-const NUM_POINTS: u64 = 2000;
 
 /// The output of `preflight`.
 #[derive(Debug, Serialize)]
@@ -170,34 +168,29 @@ pub(super) fn plot(
     schedule: &Schedule,
     scaling: &ScalingPrediction,
 ) -> Result<()> {
-    let curve = |name: &str, value: fn(&Row) -> f64| PlotCurve {
-        name: name.to_owned(),
-        detail: String::new(),
-        points: scaling.rows.iter().map(|row| (row.num_devices as f64, value(row))).collect(),
+    let curve = |name: &str, value: fn(&Row) -> f64| {
+        let points = scaling.rows.iter().map(|row| (row.num_devices as f64, value(row)));
+        PlotCurve::new(name, points.collect())
     };
     let steps = Panel {
         title: "Predicted time of a step".to_owned(),
-        x: PlotAxis { title: "devices", scale: Scale::Log(2.0), labels: figure::powers },
-        y: PlotAxis { title: "time (ms)", scale: Scale::Linear, labels: figure::numbers },
+        x: PlotAxis { title: "devices".into(), scale: Scale::Log(2.0), labels: figure::powers },
+        y: PlotAxis { title: "time (ms)".into(), scale: Scale::Linear, labels: figure::numbers },
         curves: vec![
             curve("whole step", |row| row.step_ms),
             curve("arithmetic", |row| row.compute_ms),
             curve("waited for", |row| row.exposed_ms),
         ],
     };
-    let total = schedule.total_steps();
-    let stride = total.div_ceil(NUM_POINTS).max(1) as usize;
-    let points = (0..total).step_by(stride).chain([total.saturating_sub(1)]);
-    let rates = PlotCurve {
-        name: String::new(),
-        detail: String::new(),
-        points: points.map(|step| (step as f64, schedule.lr(step))).collect(),
-    };
     let rates = Panel {
         title: format!("Learning rate at a batch of {}", page.global_batch),
-        x: PlotAxis { title: "step", scale: Scale::Whole, labels: figure::numbers },
-        y: PlotAxis { title: "learning rate", scale: Scale::Linear, labels: figure::numbers },
-        curves: vec![rates],
+        x: PlotAxis { title: "step".into(), scale: Scale::Whole, labels: figure::numbers },
+        y: PlotAxis {
+            title: "learning rate".into(),
+            scale: Scale::Linear,
+            labels: figure::numbers,
+        },
+        curves: vec![rate_curve(schedule)],
     };
     let answers = page.answers.iter().map(|(name, answer)| format!("{name}: {}", answer.verdict));
     figure::save(
@@ -205,6 +198,7 @@ pub(super) fn plot(
         &Figure {
             title: format!("{} on {}", figure::file_name(Path::new(&page.config)), page.target),
             subtitle: answers.collect::<Vec<_>>().join(", "),
+            key: None,
             panels: vec![steps, rates],
         },
     )

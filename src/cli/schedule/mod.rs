@@ -15,6 +15,7 @@ use hlo::counted;
 use serde::Serialize;
 
 pub use check::{findings, parameter_ranks};
+pub(super) use plot::curve as rate_curve;
 
 use super::args::ScheduleArgs;
 use super::{figure, print_line, print_lines};
@@ -147,7 +148,7 @@ impl Examples {
         if let Some(num_examples) = config.data.num_examples() {
             return Self(Ok(num_examples));
         }
-        let splits = data::open(&config.data, config.train.seed);
+        let splits = data::open(config);
         Self(
             splits.map(|splits| usize::try_from(splits.train.num_examples()).unwrap_or(usize::MAX)),
         )

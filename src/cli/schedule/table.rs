@@ -7,6 +7,7 @@ use hlo::counted;
 
 use super::Column;
 use super::check::wrapped_to;
+use crate::cli::figure::braille::{BrailleCell, Dots};
 use crate::config::{Config, Peak, Scaling};
 
 /// Approximate number of rows, without boundaries.
@@ -157,41 +158,24 @@ fn plot(column: &Column, num_columns: usize) -> Vec<String> {
     let at = |dot: usize| (u128::from(last) * dot as u128 / (width - 1) as u128) as u64;
     let rates: Vec<_> = (0..width).map(|dot| column.schedule.lr(at(dot))).collect();
     let top = rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-    let mut cells = vec![vec![0u8; num_columns]; PLOT_ROWS];
-    let level = |rate: f64| ((rate / top) * (height - 1) as f64).round() as usize;
-    for (dot, rate) in rates.iter().enumerate() {
-        // Connect to the previous level, so that the curve has no gaps.
-        let before = level(rates[dot.saturating_sub(1)]);
-        let now = level(*rate);
-        for y in now.min(before)..=now.max(before) {
-            let row = height - 1 - y;
-            cells[row / 4][dot / 2] |= braille_bit(dot % 2, row % 4);
-        }
-    }
+    let mut dots = Dots::new(num_columns, PLOT_ROWS);
+    let place = |dot: usize| {
+        let level = ((rates[dot] / top) * (height - 1) as f64).round() as usize;
+        (dot, (height - 1).saturating_sub(level))
+    };
+    // From the previous one, so that the curve has no gaps.
+    (0..width).for_each(|dot| dots.line(place(dot.saturating_sub(1)), place(dot), None));
     let label = |row: usize| match row {
         0 => short(top),
         row if row + 1 == PLOT_ROWS => "0".to_owned(),
         _ => String::new(),
     };
-    let rows = cells.iter().enumerate().map(|(row, cells)| {
-        let dots: String = cells.iter().map(|bits| braille(*bits)).collect();
-        format!("{:>12} {}", label(row), dots.trim_end_matches(braille(0)))
+    let rows = dots.rows().enumerate().map(|(row, cells)| {
+        let dots: String = cells.iter().map(BrailleCell::letter).collect();
+        format!("{:>12} {}", label(row), dots.trim_end())
     });
     let steps = format!("{:>12} 0{:>width$}", column.name, last, width = num_columns - 1);
     rows.chain([steps]).collect()
-}
-
-/// The bit of a dot in a braille pattern: the first three rows count down each column, the fourth
-/// is last.
-fn braille_bit(x: usize, y: usize) -> u8 {
-    match y {
-        3 => 0x40 << x,
-        y => 1 << (y + 3 * x),
-    }
-}
-
-fn braille(bits: u8) -> char {
-    char::from_u32(0x2800 + u32::from(bits)).unwrap_or(' ')
 }
 
 #[cfg(test)]
@@ -232,12 +216,5 @@ mod tests {
             let shown = table(&config, &columns, 40).join("\n");
             assert!(columns.iter().all(|column| shown.contains(&column.name)), "{shown}");
         }
-    }
-
-    #[test]
-    fn all_dots_of_a_character_are_different() {
-        let bits = (0..8).fold(0u8, |bits, dot| bits | braille_bit(dot % 2, dot / 2));
-        assert_eq!(bits, 0xFF);
-        assert_eq!(braille(0xFF), '\u{28FF}');
     }
 }

@@ -79,12 +79,29 @@ const SAMPLES: &[(&str, &[&str], &[&str])] = &[
         &["{}", "{ \"*\" = 0, a = 0.5 }"],
         &["{ a = -0.5 }", "{ \"[\" = 1 }", "[]"],
     ),
+    ("name of an array", &["\"a\""], &["1"]),
+    (
+        "column name, or a list of them",
+        &["\"a\"", "[\"a\", \"b\"]"],
+        &["[]", "[\"a\", \"a\"]", "1", "[1]"],
+    ),
+    (
+        "list of columns",
+        &["[{ name = \"a\", mean = 0.5, deviation = 2.0 }]"],
+        &["[1]", "[{ name = 1 }]", "[{ nam = \"a\" }]"],
+    ),
+    (
+        "`\"balanced\"`, or a list of numbers above 0",
+        &["\"balanced\"", "[]", "[0.5, 2.0]"],
+        &["\"even\"", "[0.0]", "[-1.0]", "[inf]", "1"],
+    ),
     ("table of options", &["{}"], &["{ a = 1 }", "[]"]),
     ("table of XLA options", &["{}", "{ xla_a = 0.5, xla_b = true }"], &["{ a = [1] }", "[]"]),
 ];
 
 /// Values of the keys that must be set.
-const NEEDED: [(&str, &str); 8] = [
+const NEEDED: [(&str, &str); 9] = [
+    ("target", "\"a\""),
     ("path", "\"a\""),
     ("vocab_size", "300"),
     ("global_batch", "64"),
@@ -96,7 +113,8 @@ const NEEDED: [(&str, &str); 8] = [
 ];
 
 /// Settings beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 14] = [
+const COMPANIONS: [(&str, &[&str]); 15] = [
+    ("data.eval_y", &["data.eval_x=other"]),
     ("mesh.data", &["train.global_batch=131072"]),
     ("parallel.zero", &["mesh.fsdp=2"]),
     ("parallel.scatter_line", &["mesh.fsdp=auto"]),
@@ -319,7 +337,7 @@ fn some_sets(section: &'static str, choice: &'static str) -> impl Strategy<Value
 fn whatever_is_set_survives_being_written_and_read_again() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut num_accepted = 0;
-    for _ in 0..600 {
+    for _ in 0..800 {
         let mut draw =
             |choices: Vec<&'static str>| select(choices).new_tree(&mut runner).unwrap().current();
         let choices: Vec<_> = SECTIONS

@@ -18,7 +18,7 @@ use rayon::prelude::*;
 use super::fingerprint::Fingerprinter;
 use super::source::checked_index;
 use super::{Error, Field, Source, StratifiedSplit};
-use crate::config::ClassificationConfig;
+use crate::config::{ClassificationConfig, DataConfig};
 
 pub use encoder::{EncodedText, TextEncoder};
 use labels::Labels;
@@ -164,12 +164,24 @@ impl Source for Classification {
         self.rows.len() as u64
     }
 
-    fn num_classes(&self) -> usize {
+    fn num_outputs(&self) -> usize {
         self.labels.names().len()
     }
 
     fn labels(&self) -> &[String] {
         self.labels.names()
+    }
+
+    fn write_learned(&self, config: &mut DataConfig) {
+        if let DataConfig::Classification(texts) = config {
+            texts.labels = self.labels.names().to_vec();
+        }
+    }
+
+    fn class_counts(&self) -> Option<Vec<u64>> {
+        let mut counts = vec![0; self.num_outputs()];
+        self.rows.iter().for_each(|row| counts[self.texts.classes[*row] as usize] += 1);
+        Some(counts)
     }
 
     fn vocab_size(&self) -> Option<usize> {

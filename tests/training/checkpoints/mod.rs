@@ -69,8 +69,8 @@ fn try_run(
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/a.toml");
     let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
     let config = Config::parse(text, &path, &sets).unwrap();
-    let splits = data::open(&config.data, config.train.seed)?;
-    let model = config.model.build(splits.train.num_classes());
+    let splits = data::open(&config)?;
+    let model = config.model.build(splits.train.num_outputs());
     let job = Job { config: &config, model: &*model, splits: &splits };
     let options = Options { out: Some(out.to_owned()), resume, ..Options::default() };
     train::train(&job, &options)?.success()?;

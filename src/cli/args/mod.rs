@@ -1,5 +1,7 @@
 //! The arguments, in one table.
 
+mod own_data;
+
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -11,6 +13,7 @@ use super::changes::Changes;
 pub use super::changes::ConfigArgs;
 use crate::config::{HostPort, MAX_BATCH, StoreUrl, expand_home};
 use crate::targets::cost::{NamedNetwork, Stragglers, WhatIf};
+pub use own_data::{DataArgs, InitArgs, InitKind, PredictArgs};
 
 /// Synchronous distributed training on XLA.
 #[derive(Debug, Parser)]
@@ -50,8 +53,13 @@ pub enum Command {
     Launch(LaunchArgs),
     /// Evaluate a trained model on the evaluation data of its run, or on others
     Evaluate(EvaluateArgs),
-    /// Predict the labels of texts; prints a line of JSON for each
+    /// Predict the classes, labels or values of texts, images, arrays, or rows of a table; prints a
+    /// line of JSON for each
     Predict(PredictArgs),
+    /// Write a small configuration to begin with, beside your data
+    Init(InitArgs),
+    /// Show what a run will read, and check all of it: counts, classes, a few examples
+    Data(DataArgs),
     /// Print the resolved configuration as TOML: every key, defaults written out
     Config {
         #[command(flatten)]
@@ -72,6 +80,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Print the learning rate over the run; needs no plugin
     Schedule(ScheduleArgs),
+    /// Draw loss, evaluations and learning rate of runs, on the terminal or in a picture
+    Plot(PlotArgs),
     /// List published recipes, or write one as a configuration
     Recipes {
         /// Which one to write; without it, all are listed
@@ -200,35 +210,52 @@ pub struct EvaluateArgs {
     pub json: bool,
 }
 
-/// Arguments of `predict`.
+/// Arguments of `plot`.
 #[derive(Debug, clap::Args)]
-pub struct PredictArgs {
-    /// The --out of a run, a checkpoint, or a Hugging Face folder with a model that classifies
-    #[arg(value_parser = path())]
-    pub model: PathBuf,
-    /// Texts: a .tsv or .csv file with a header, or .jsonl
-    #[arg(value_parser = path())]
-    pub input: PathBuf,
-    /// File for the lines, instead of stdout; it must not exist
+pub struct PlotArgs {
+    /// The --out of a run, or its metrics.jsonl; several runs are drawn over each other
+    #[arg(value_name = "RUN", required = true, value_parser = path())]
+    pub runs: Vec<PathBuf>,
+    /// File for the picture, which ends in .svg or .png, instead of the terminal; it must not exist
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub to: Option<PathBuf>,
     /// Replace the file of --to
     #[arg(long, requires = "to")]
     pub overwrite: bool,
-    /// Column of the text; by default that of the training data
-    #[arg(long, value_name = "COLUMN")]
-    pub text: Option<String>,
-    /// Column of a second text
-    #[arg(long, value_name = "COLUMN")]
-    pub text_pair: Option<String>,
-    /// Use the beginning of texts that are too long
+    /// What the curves are drawn over
+    #[arg(long, value_enum, default_value_t = PlotX::Step)]
+    pub x: PlotX,
+    /// Show the loss on a logarithmic axis
     #[arg(long)]
-    pub truncate: bool,
-    #[command(flatten)]
-    pub sets: Changes,
-    /// Examples of a batch on each replica
-    #[arg(long, value_name = "N", default_value = "32")]
-    pub batch_per_replica: NonZeroUsize,
+    pub log: bool,
+    /// Draw a running mean over the training loss, in which each step counts WEIGHT times as much
+    /// as the next one
+    #[arg(
+        long,
+        value_name = "WEIGHT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "0.9",
+        value_parser = weight
+    )]
+    pub smooth: Option<f64>,
+}
+
+/// The x axis of `plot`.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub enum PlotX {
+    /// Steps, from 0
+    Step,
+    /// Examples seen
+    Examples,
+    /// Time since the first step, breaks included
+    Time,
+}
+
+/// Reads a number from 0 to below 1.
+fn weight(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| (0.0..1.0).contains(number));
+    number.ok_or_else(|| "it must be a number from 0 to below 1".to_owned())
 }
 
 /// Arguments of `launch`.
