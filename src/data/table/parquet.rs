@@ -27,7 +27,9 @@ pub fn read(path: &Path, key: &'static str, sink: &mut dyn RowSink) -> Result<()
     let damaged = |error: ParquetError| {
         table(format!("it is not a whole Parquet file ({error}); write it again or set {key}"))
     };
-    let file = open_regular(path).map_err(|source| unreadable(path, key, source))?;
+    let failed = |source| unreadable(path, key, source);
+    let file = open_regular(path).map_err(failed)?;
+    let file_bytes = file.metadata().map_err(failed)?.len();
     let reader = SerializedFileReader::new(file).map_err(damaged)?;
     let schema = reader.metadata().file_metadata().schema_descr();
     let names: Vec<_> = schema.columns().iter().map(|column| column.path().string()).collect();
@@ -44,6 +46,17 @@ pub fn read(path: &Path, key: &'static str, sink: &mut dyn RowSink) -> Result<()
     let mut row = 0;
     for group in 0..reader.num_row_groups() {
         let group = reader.get_row_group(group).map_err(damaged)?;
+        for column in &wanted {
+            // The library panics on places before the file's start.
+            let column = group.metadata().column(*column);
+            let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+            let range = u64::try_from(start).ok().zip(u64::try_from(column.compressed_size()).ok());
+            let end = range.and_then(|(start, size)| start.checked_add(size));
+            if end.is_none_or(|end| end > file_bytes) {
+                let problem = "a column is not inside of the file".to_owned();
+                return Err(damaged(ParquetError::General(problem)));
+            }
+        }
         let mut readers = wanted
             .iter()
             .map(|column| group.get_column_reader(*column))
