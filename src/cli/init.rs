@@ -15,6 +15,7 @@ use super::print_lines;
 use crate::config::{Config, shorten};
 use crate::data;
 use crate::observe::say;
+use crate::train;
 
 /// Steps of a run, about.
 const NUM_STEPS: u64 = 2000;
@@ -63,26 +64,10 @@ pub fn run(args: &InitArgs) -> Result<ExitCode> {
     if args.data.is_none() && args.model.is_none() && needs_a_folder {
         say("model.from in it must be a Hugging Face folder with a BERT or a DistilBERT");
     } else {
-        Config::parse(&text, &path, &[])?;
-    }
-    if args.data.is_some() {
         let config = Config::parse(&text, &path, &[])?;
-        let splits = data::open(&config)?;
-        for warning in &splits.warnings {
-            say(&format!("warning: {warning}"));
+        if args.data.is_some() {
+            text = look_at_data(&draft, &config, &path)?;
         }
-        let num_examples = splits.train.num_examples();
-        let batch = draft.batch.min((num_examples / 4).max(1));
-        let batch = 1 << batch.ilog2();
-        text = draft.text(batch, Some(num_examples));
-        let config = Config::parse(&text, &path, &[])?;
-        let model = crate::train::build_model(&config, &*splits.train)?;
-        crate::train::check_example(&*model, &config, &splits)?;
-        say(&format!(
-            "{} for training, {} for evaluation",
-            counted(num_examples, "example"),
-            counted(splits.eval.num_examples(), "example")
-        ));
     }
     file.write(text.as_bytes())?;
     say(&format!("wrote {}", path.display()));
@@ -95,6 +80,26 @@ pub fn run(args: &InitArgs) -> Result<ExitCode> {
         [format!("lockstep data {path}{next}"), format!("lockstep train {path} --out run")].iter(),
     )?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The draft with a batch and a number of epochs that fit its data, which it opens.
+fn look_at_data(draft: &Draft, config: &Config, path: &Path) -> Result<String> {
+    let splits = data::open(config)?;
+    for warning in &splits.warnings {
+        say(&format!("warning: {warning}"));
+    }
+    let num_examples = splits.train.num_examples();
+    let batch = draft.batch.min((num_examples / 4).max(1));
+    let text = draft.text(1 << batch.ilog2(), Some(num_examples));
+    let config = Config::parse(&text, path, &[])?;
+    let model = train::build_model(&config, &*splits.train)?;
+    train::check_example(&*model, &config, &splits)?;
+    say(&format!(
+        "{} for training, {} for evaluation",
+        counted(num_examples, "example"),
+        counted(splits.eval.num_examples(), "example")
+    ));
+    Ok(text)
 }
 
 impl Draft {
@@ -142,10 +147,7 @@ impl Draft {
 }
 
 fn tabular(args: &InitArgs, path: &str) -> Result<Draft> {
-    let columns = match &args.data {
-        Some(data) => data::column_names(data, "--data")?,
-        None => vec![],
-    };
+    let columns = columns_of(args)?;
     let target = match &args.target {
         Some(target) if !columns.is_empty() && !columns.contains(target) => bail!(
             "--target: there is no column {:?}; the file has {}",
@@ -224,10 +226,7 @@ fn images(data: Option<&Path>, path: &str) -> Result<Draft> {
 }
 
 fn texts(args: &InitArgs, path: &str, config: &Path) -> Result<Draft> {
-    let columns = match &args.data {
-        Some(data) => data::column_names(data, "--data")?,
-        None => vec![],
-    };
+    let columns = columns_of(args)?;
     let label = args.target.as_ref().or_else(|| likely(&columns, &TARGETS)).or(columns.last());
     let text = likely(&columns, &TEXTS).or(columns.first());
     let column = |found: Option<&String>, default: &str| {
@@ -293,6 +292,12 @@ fn imagenet(path: &str) -> Draft {
         steps: None,
         has_batch_norm: true,
     }
+}
+
+/// The names of the columns of the data; none without data.
+fn columns_of(args: &InitArgs) -> Result<Vec<String>> {
+    let names = args.data.as_deref().map(|data| data::column_names(data, "--data"));
+    Ok(names.transpose()?.unwrap_or_default())
 }
 
 /// The first of the names that a column has, whatever its capitals.

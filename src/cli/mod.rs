@@ -51,7 +51,7 @@ use models::Model;
 
 use crate::children;
 use crate::config::{Config, shorten_words};
-use crate::data::{Splits, open};
+use crate::data::Splits;
 use crate::observe::say;
 use crate::train::Job;
 use args::{Args, Command, ConfigArgs};
@@ -186,7 +186,7 @@ impl Loaded {
     }
 
     fn of_config(mut config: Config, warnings: Vec<String>) -> Result<Self> {
-        let mut splits = open(&config)?;
+        let mut splits = crate::data::open(&config)?;
         splits.warnings.splice(0..0, warnings);
         // So that what reads the run later needs no training data.
         splits.train.write_learned(&mut config.data);

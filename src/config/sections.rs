@@ -218,7 +218,7 @@ pub struct CompileConfig {
     /// `"all"`: attention by cuDNN, see [GPU](gpu.md). Results differ by rounding.
     pub kernels: KernelsConfig,
     /// On `cuda`, use only ops that round alike in each run, so that a run can be repeated bit for
-    /// bit: slower, and attention is left to XLA. The other backends always do.
+    /// bit: slower, and attention is left to XLA. The `cpu` backend always does.
     pub deterministic: bool,
 }
 

@@ -16,7 +16,7 @@ impl LikeTraining {
     ///
     /// # Errors
     /// Inputs of other dims.
-    pub fn new(inputs: Arc<dyn Source>, training: Arc<dyn Source>) -> Result<Arc<Self>, Error> {
+    pub fn new(inputs: Arc<dyn Source>, training: Arc<dyn Source>) -> Result<Self, Error> {
         let x = |source: &Arc<dyn Source>| source.fields().first().cloned();
         match (x(&inputs), x(&training)) {
             (Some(given), Some(wanted)) if given != wanted => Err(Error::Array {
@@ -25,7 +25,7 @@ impl LikeTraining {
                     given.dtype, given.dims, wanted.dtype, wanted.dims
                 ),
             }),
-            _ => Ok(Arc::new(Self { inputs, training })),
+            _ => Ok(Self { inputs, training }),
         }
     }
 }

@@ -52,6 +52,7 @@ pub use error::Error;
 pub use idx::Idx;
 pub use image_folder::ImageFolder;
 pub use like_training::LikeTraining;
+pub(crate) use memory::SystemMemory;
 pub use prefetch::{Prefetch, PrefetchError, Prefetched};
 pub use sampler::Sampler;
 pub use skipped::Skipped;

@@ -4,10 +4,10 @@
 use std::fmt;
 
 use hlo::{Axis, LeafSpec, Mesh, Tree};
-use sysinfo::{ProcessesToUpdate, System, get_current_pid};
 
 use super::Error;
 use super::report::human_bytes;
+use crate::data::SystemMemory;
 use crate::observe::say;
 use crate::pjrt::{self, Client, Code, CompiledMemory, Executable, Platform};
 
@@ -141,7 +141,7 @@ impl Memory {
             });
         }
         let num_replicas = client.devices().len().min(mesh.num_replicas()) as u64;
-        Readings::now()?.memory(num_replicas, is_sharded)
+        of_host(&SystemMemory::now()?, num_replicas, is_sharded)
     }
 
     /// Refuses what is larger than the memory. The answer is a warning if a compiled program needs
@@ -217,43 +217,17 @@ impl Memory {
     }
 }
 
-/// The system's figures for its memory, in bytes.
-struct Readings {
-    host_total: u64,
-    host_swap: u64,
-    host_available: u64,
-    /// The limit of the control group of this process, and what its processes have allocated. Pages
-    /// of files that it has read count as free.
-    group: Option<(u64, u64)>,
-}
-
-impl Readings {
-    fn now() -> Option<Self> {
-        let mut system = System::new().ok()?;
-        system.refresh_memory();
-        let pid = get_current_pid().ok()?;
-        system.refresh_processes(ProcessesToUpdate::Some(&[pid]), false);
-        let limits = system.process(pid).and_then(sysinfo::Process::cgroup_limits);
-        Some(Self {
-            host_total: system.total_memory(),
-            host_swap: system.total_swap(),
-            host_available: system.available_memory(),
-            group: limits.map(|limits| (limits.total_memory, limits.rss)),
-        })
-    }
-
-    /// The control group if it has less than the host. Whether it may use the host's swap is not
-    /// known, so that is not counted.
-    fn memory(&self, num_replicas: u64, is_sharded: bool) -> Option<Memory> {
-        let (place, total_bytes, free_bytes) = match self.group {
-            Some((limit, used)) if limit < self.host_total => {
-                let free = limit.saturating_sub(used).min(self.host_available);
-                (Place::ControlGroup, limit, free)
-            }
-            _ => (Place::Host, self.host_total.checked_add(self.host_swap)?, self.host_available),
-        };
-        Some(Memory { place, total_bytes, free_bytes: Some(free_bytes), num_replicas, is_sharded })
-    }
+/// The control group if it has less than the host. Whether it may use the host's swap is not known,
+/// so that is not counted.
+fn of_host(system: &SystemMemory, num_replicas: u64, is_sharded: bool) -> Option<Memory> {
+    let (place, total_bytes, free_bytes) = match system.in_group() {
+        Some((limit, free)) => (Place::ControlGroup, limit, free),
+        None => {
+            let total = system.host_total.checked_add(system.host_swap)?;
+            (Place::Host, total, system.host_available)
+        }
+    };
+    Some(Memory { place, total_bytes, free_bytes: Some(free_bytes), num_replicas, is_sharded })
 }
 
 fn bytes(bytes: u64) -> String {
@@ -319,8 +293,8 @@ mod tests {
     fn a_container_has_its_limit_without_the_swap_of_the_host() {
         let readings = |group| {
             let (host_total, host_swap, host_available) = (24 * GIB, 8 * GIB, 20 * GIB);
-            let readings = Readings { host_total, host_swap, host_available, group };
-            let memory = readings.memory(2, false).unwrap();
+            let system = SystemMemory { host_total, host_swap, host_available, group };
+            let memory = of_host(&system, 2, false).unwrap();
             (memory.place, memory.total_bytes / GIB, memory.free_bytes.unwrap() / GIB)
         };
         assert_eq!(readings(None), (Place::Host, 32, 20));
@@ -329,7 +303,7 @@ mod tests {
         assert_eq!(readings(Some((22 * GIB, GIB))), (Place::ControlGroup, 22, 20));
         // A limit that is none.
         assert_eq!(readings(Some((u64::MAX, GIB))), (Place::Host, 32, 20));
-        let here = Readings::now().unwrap();
+        let here = SystemMemory::now().unwrap();
         assert!(here.host_total > GIB && here.host_available <= here.host_total);
     }
 }

@@ -185,6 +185,8 @@ fn bad_tables_are_named_by_line_and_column() {
         ("a.csv", b"x,y\n1,0\n2\n".to_vec(), "line 3: 1 column, but a row has 2"),
         ("a.csv", b"x,y\n1,0\n2,1,3\n".to_vec(), "line 3: 3 columns, but a row has 2"),
         ("a.csv", b"x,y\n1,0\ninf,1\n".to_vec(), "line 3: column \"x\": inf is not finite"),
+        ("a.csv", b"x,y\n1,0\n1e300,1\n".to_vec(), "line 3: column \"x\": 1e300 is beyond"),
+        ("a.csv", b"x,y\n1,0.5\n2,1e300\n".to_vec(), "line 3: column \"y\": the target is inf"),
         ("a.csv", b"x,y\n1,0\n2,1\nhi,0\n".to_vec(), "line 4: column \"x\": \"hi\" is no number"),
         ("a.csv", b"x,y\na,0\nb,1\n3,0\n".to_vec(), "line 4: column \"x\": \"3\" is a number"),
         ("a.csv", b"x,y\n1,0\n2,\n".to_vec(), "line 3: column \"y\": the target is empty"),

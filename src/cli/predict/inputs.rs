@@ -120,7 +120,8 @@ fn open_file(config: &Config, path: &Path) -> Result<(Inputs, Arc<dyn Source>)> 
             let like = training(config)?;
             let source = ImageFolder::unlabeled(images, path, INPUT)?;
             let files = source.paths();
-            return Ok((Inputs::Files(files), LikeTraining::new(Arc::new(source), like)?));
+            let source = LikeTraining::new(Arc::new(source), like)?;
+            return Ok((Inputs::Files(files), Arc::new(source)));
         }
         other => {
             let scale = match other {
@@ -137,7 +138,7 @@ fn open_file(config: &Config, path: &Path) -> Result<(Inputs, Arc<dyn Source>)> 
                     path.display()
                 );
             }
-            LikeTraining::new(Arc::new(source), training(config)?)?
+            Arc::new(LikeTraining::new(Arc::new(source), training(config)?)?)
         }
     };
     Ok((Inputs::Rows, source))

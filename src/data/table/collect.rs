@@ -204,8 +204,8 @@ impl<'c> Collector<'c> {
                 return Err(at("the target is empty; fill it in or remove the row"));
             }
             let number = cell.number().filter(|number| !number.is_nan());
-            if number.is_some_and(f64::is_infinite) {
-                return Err(at("the target is infinite; correct it or remove the row"));
+            if number.is_some_and(|number| (number as f32).is_infinite()) {
+                return Err(at("the target is infinite in f32; correct it or remove the row"));
             }
             if number.is_none() && target.first_text.is_none() {
                 target.first_text = Some((line, cell.text().into_owned()));
@@ -359,7 +359,11 @@ fn check_names(names: &[String]) -> Result<(), String> {
 /// The number in a cell.
 fn finite(cell: &Cell<'_>) -> Result<f64, String> {
     match cell.number() {
-        Some(number) if number.is_finite() => Ok(number),
+        // Models take f32.
+        Some(number) if (number as f32).is_finite() => Ok(number),
+        Some(number) if number.is_finite() => {
+            Err(format!("{number:e} is beyond the range of f32; correct it or scale the column"))
+        }
         Some(number) => Err(format!("{number} is not finite; correct it or remove the row")),
         None => Err(format!(
             "{:?} is no number, but the column has numbers; correct it, or list the column in \

@@ -211,7 +211,7 @@ pub fn column_names(path: &Path, key: &'static str) -> Result<Vec<String>, Error
         }
     }
     let mut names = Names(None);
-    let read = cells::read(path, key, &mut names);
+    let read = read(path, key, &mut names);
     match (names.0, read) {
         (Some(names), _) => Ok(names),
         (None, Err(error)) => Err(error),
@@ -280,7 +280,7 @@ impl Source for Table {
     }
 }
 
-/// Reads a file.
+/// Collects the rows of a file.
 fn collect(
     config: &TableConfig,
     path: &Path,
@@ -289,19 +289,7 @@ fn collect(
     budget: u64,
 ) -> Result<Collected, Error> {
     let mut collector = Collector::new(config, with_targets, budget);
-    let is_parquet = path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("parquet"));
-    match is_parquet {
-        #[cfg(feature = "parquet")]
-        true => parquet::read(path, key, &mut collector)?,
-        #[cfg(not(feature = "parquet"))]
-        true => {
-            let problem = "this program was built without the feature `parquet`; save the table \
-                           as .csv"
-                .to_owned();
-            return Err(Error::Table { path: path.to_owned(), problem });
-        }
-        false => cells::read(path, key, &mut collector)?,
-    }
+    read(path, key, &mut collector)?;
     let collected = collector.finish().map_err(|fault: RowFault| match fault.line {
         Some(line) => fault.at(path, line),
         None => Error::Table { path: path.to_owned(), problem: fault.problem },
@@ -312,5 +300,22 @@ fn collect(
             Err(Error::Table { path: path.to_owned(), problem })
         }
         _ => Ok(collected),
+    }
+}
+
+/// Gives the rows of a file of any format to `sink`.
+fn read(path: &Path, key: &'static str, sink: &mut dyn RowSink) -> Result<(), Error> {
+    let is_parquet = path.extension().is_some_and(|ext| ext.eq_ignore_ascii_case("parquet"));
+    match is_parquet {
+        #[cfg(feature = "parquet")]
+        true => parquet::read(path, key, sink),
+        #[cfg(not(feature = "parquet"))]
+        true => {
+            let problem = "this program was built without the feature `parquet`; save the table \
+                           as .csv"
+                .to_owned();
+            Err(Error::Table { path: path.to_owned(), problem })
+        }
+        false => cells::read(path, key, sink),
     }
 }
