@@ -11,7 +11,7 @@ use models::AttentionKernels;
 use super::args::{CompileArgs, ConfigArgs};
 use super::{Loaded, output, print_line};
 use crate::config::{AutoOr, Config};
-use crate::observe::say;
+use crate::observe::{Waiting, say};
 use crate::pjrt::Platform;
 use crate::step::{self, DeclaredStep};
 use crate::targets::cost::{Timeline, Work};
@@ -216,6 +216,7 @@ impl TargetStep {
     /// # Errors
     /// A step that does not trace, and the compiler's.
     pub fn compile(&self, target: &Target, dump: Option<&Path>) -> Result<CompileReport> {
+        let _waiting = Waiting::on("compiling");
         let binary = std::env::current_exe().context("cannot find this program's own file")?;
         let run = &self.run;
         let declared = run.spec(&*self.loaded.model).declare()?;

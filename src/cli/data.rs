@@ -7,10 +7,10 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::args::DataArgs;
-use super::{print_line, print_lines};
+use super::{open_data, print_line, print_lines};
 use crate::config::{ColumnEncoding, Config, DataConfig, shorten_words};
-use crate::data::{self, Field, LabelKind, Source};
-use crate::observe::say;
+use crate::data::{Field, LabelKind, Source};
+use crate::observe::{Waiting, say};
 use crate::train;
 
 /// Most classes with a line of their own; `--json` has all.
@@ -24,13 +24,16 @@ const MAX_ELEMENTS: usize = 8;
 /// What is wrong with the data, or does not fit the model.
 pub fn run(args: &DataArgs) -> Result<ExitCode> {
     let config = Config::load(&args.config.config, &args.config.sets())?;
-    let splits = data::open(&config)?;
+    let splits = open_data(&config)?;
     for warning in &splits.warnings {
         say(&format!("warning: {warning}"));
     }
     let model = train::build_model(&config, &*splits.train)?;
     train::check_example(&*model, &config, &splits)?;
-    splits.check(&say)?;
+    {
+        let _waiting = Waiting::on("checking the data");
+        splits.check(&say)?;
+    }
     let parts = [("training", &splits.train), ("evaluation", &splits.eval)];
     let examples = read_examples(&*splits.train, args.examples)?;
     if let Some(report) = splits.skipped_report() {

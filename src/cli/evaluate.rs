@@ -8,9 +8,8 @@ use serde_json::json;
 
 use super::args::EvaluateArgs;
 use super::class_table::{ClassRow, ClassTable};
-use super::{print_line, print_lines};
+use super::{open_data, print_line, print_lines};
 use crate::config::Config;
-use crate::data;
 use crate::observe::say;
 use crate::train::params_file::{self, SavedModel};
 use crate::train::{self, EvalSpec};
@@ -24,7 +23,7 @@ pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
         )
     };
     let config = Config::parse_for_evaluation(&text, &path, &args.sets)?;
-    let splits = data::open(&config)?;
+    let splits = open_data(&config)?;
     for warning in &splits.warnings {
         say(&format!("warning: {warning}"));
     }

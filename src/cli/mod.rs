@@ -52,7 +52,7 @@ use models::Model;
 use crate::children;
 use crate::config::{Config, shorten_words};
 use crate::data::Splits;
-use crate::observe::say;
+use crate::observe::{Waiting, say};
 use crate::train::Job;
 use args::{Args, Command, ConfigArgs};
 
@@ -186,7 +186,7 @@ impl Loaded {
     }
 
     fn of_config(mut config: Config, warnings: Vec<String>) -> Result<Self> {
-        let mut splits = crate::data::open(&config)?;
+        let mut splits = open_data(&config)?;
         splits.warnings.splice(0..0, warnings);
         // So that what reads the run later needs no training data.
         splits.train.write_learned(&mut config.data);
@@ -198,6 +198,12 @@ impl Loaded {
     fn job(&self) -> Job<'_> {
         Job { config: &self.config, model: &*self.model, splits: &self.splits }
     }
+}
+
+/// The data of a configuration. Says that it is read, if that takes long.
+fn open_data(config: &Config) -> Result<Splits, crate::data::Error> {
+    let _waiting = Waiting::on("reading the data");
+    crate::data::open(config)
 }
 
 /// An error with its causes, without those that the message already contains.

@@ -50,6 +50,10 @@ pub struct Cifar10 {
 }
 
 impl Cifar10 {
+    /// Mean and standard deviation of each color, of images with black 0 and white 1.
+    pub const NORMALIZATION: [(f32, f32); 3] =
+        [(MEAN[0], STD[0]), (MEAN[1], STD[1]), (MEAN[2], STD[2])];
+
     /// Reads the six files of a folder: training split and test split.
     ///
     /// # Errors
@@ -162,8 +166,12 @@ impl View {
 mod tests {
     use std::fs;
     use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use ndarray::{Array1, Array4};
 
     use super::*;
+    use crate::data::{ArrayLabels, Arrays, LikeTraining};
 
     /// Image `index` of a file: its label, and pixels that name colour, row and column.
     fn record(index: usize) -> Vec<u8> {
@@ -217,6 +225,28 @@ mod tests {
         assert_eq!(read_example(&test, 1, Some(3)), read_example(&test, 1, None));
         let (plain, _) = load(dir.path().to_owned(), false, 0).unwrap();
         assert_eq!(read_example(&plain, 7, Some(3)), read_example(&train, 7, None));
+    }
+
+    #[test]
+    fn arrays_of_images_are_normalised_alike() {
+        let dir = tempfile::tempdir().unwrap();
+        write_all(dir.path());
+        let (train, _) = load(dir.path().to_owned(), false, 0).unwrap();
+        let pixel = |(id, colour, row, column): (usize, usize, usize, usize)| {
+            f32::from(record(id)[1 + colour * NUM_PIXELS + row * SIDE + column]) / 255.0
+        };
+        let images = Array4::from_shape_fn((10, 3, SIDE, SIDE), pixel);
+        let classes = Array1::zeros(10);
+        let arrays = Arrays::new(images.view(), ArrayLabels::Classes(classes.view(), 10)).unwrap();
+        let train = Arc::new(train);
+        let alike = LikeTraining::new(Arc::new(arrays), train.clone()).unwrap();
+        let alike = alike.normalized(&Cifar10::NORMALIZATION);
+        for id in 0..10 {
+            let mut x = vec![0f32; IMAGE_BYTES];
+            alike.read(id, None, &mut [bytemuck::cast_slice_mut(&mut x), &mut [0; 4]]).unwrap();
+            let (expected, _) = read_example(&train, id, None);
+            assert!(x.iter().zip(&expected).all(|(x, expected)| (x - expected).abs() < 1e-6));
+        }
     }
 
     #[test]

@@ -9,6 +9,8 @@ use super::{Error, Field, LabelKind, Source};
 pub struct LikeTraining {
     inputs: Arc<dyn Source>,
     training: Arc<dyn Source>,
+    /// What is subtracted from each channel, and what divides the rest.
+    normalization: Vec<(f32, f32)>,
 }
 
 impl LikeTraining {
@@ -25,8 +27,14 @@ impl LikeTraining {
                     given.dtype, given.dims, wanted.dtype, wanted.dims
                 ),
             }),
-            _ => Ok(Self { inputs, training }),
+            _ => Ok(Self { inputs, training, normalization: vec![] }),
         }
+    }
+
+    /// Subtracts the first number of a pair from each element of a channel of `x`, and divides by
+    /// the second; a pair for each channel, which is the first dim.
+    pub fn normalized(self, normalization: &[(f32, f32)]) -> Self {
+        Self { normalization: normalization.to_vec(), ..self }
     }
 }
 
@@ -60,6 +68,14 @@ impl Source for LikeTraining {
         let Some((x, others)) = out.split_first_mut() else { return Ok(()) };
         self.inputs.read(example, epoch, &mut [&mut **x, &mut label])?;
         others.iter_mut().for_each(|field| field.fill(0));
+        let num_channels = self.normalization.len().max(1);
+        for (channel, (mean, std)) in x.chunks_mut(x.len() / num_channels).zip(&self.normalization)
+        {
+            let (values, _) = channel.as_chunks_mut();
+            for value in values {
+                *value = ((f32::from_ne_bytes(*value) - mean) / std).to_ne_bytes();
+            }
+        }
         Ok(())
     }
 

@@ -3,12 +3,8 @@
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use indicatif::ProgressBar;
-
-/// The bar on the terminal. Lines from any thread go above it.
-pub(super) static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+use super::bar::with_bottom;
 
 /// The target of messages among the events of `tracing`.
 pub const MESSAGE_TARGET: &str = "lockstep::message";
@@ -60,13 +56,12 @@ pub fn say(text: &str) {
 
 /// Writes a line to stderr, above the progress bar if there is one.
 pub fn write_line(text: &str) {
-    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner);
     // A closed stderr is not an error.
     let write = || drop(writeln!(io::stderr().lock(), "{text}"));
-    match &*bar {
-        Some(bar) => bar.suspend(write),
+    with_bottom(|bottom| match bottom {
+        Some(bar) => bar.below(write),
         None => write(),
-    }
+    });
 }
 
 /// Says each line that is written to it. A line is written at once.

@@ -8,6 +8,7 @@
 //! JSON has no numbers that are not finite: they are written as `null`. `docs/outputs.md` explains
 //! the fields to users.
 
+mod bar;
 mod event;
 mod file;
 mod jsonl;
@@ -18,10 +19,12 @@ mod spans;
 mod summary;
 mod terminal;
 mod timer;
+mod waiting;
 
 use std::io;
 use std::path::PathBuf;
 
+pub use bar::stdout_columns;
 pub use event::{
     EvalCounts, EvalResult, FailedGeneration, LaunchMetrics, RunEnd, RunEvent, RunInfo,
     RunProgress, SavedCheckpoint, StepEval, StepMetrics,
@@ -29,12 +32,13 @@ pub use event::{
 pub use file::{create_file, replace_file, unfinished_prefix};
 pub use jsonl::Jsonl;
 pub use messages::{MESSAGE_TARGET, Messages, say, set_messages, write_line};
-pub use progress::{Progress, stdout_columns};
+pub use progress::Progress;
 pub use sink::{FlushLater, Sink, Sinks};
 pub use spans::{StartupSpan, StartupSpans};
 pub use summary::{Status, Summary, SummaryFile};
 pub use terminal::Terminal;
 pub use timer::{StepTimer, median};
+pub use waiting::Waiting;
 
 /// A file of a run could not be written: the disk is full, or the directory is gone.
 #[derive(Debug, thiserror::Error)]

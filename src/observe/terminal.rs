@@ -30,7 +30,7 @@ impl Sink for Terminal {
             }
             RunEvent::Launch(launch) => {
                 if let (Some(progress), Some(last)) = (&mut self.progress, launch.steps.last()) {
-                    progress.launch(last.step + 1, last.loss);
+                    progress.launch(last.step + 1, last.loss, launch.duration);
                 }
             }
             RunEvent::UpdateSkipped { step, reason, num_skipped } => self.say(&format!(

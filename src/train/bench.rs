@@ -10,7 +10,7 @@ use super::processes::Processes;
 use super::profile::{OpTimes, ProfileError, time_ops};
 use super::{Error, Job, Trainer, setup};
 use crate::data::TrainBatches;
-use crate::observe::{StartupSpan, StartupSpans, median, say};
+use crate::observe::{StartupSpan, StartupSpans, Waiting, median, say};
 
 /// Options of [`bench`].
 pub struct BenchOptions<'a> {
@@ -125,20 +125,25 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
     let isolated =
         lower_isolated(trainer.step_graph(), "step", num_replicas, run.lowering.host_kernels);
     let settings = run.compile.clone().for_devices(&client, &run.mesh);
+    let waiting = Waiting::on("compiling the step without collectives, and the evaluation");
     let mut alone = Trainer::new(&client, &run, job.model, seed)?;
     (alone.programs.step.executable, _) = settings.compile(&client, &isolated)?;
     trainer.finish_compiling()?;
     alone.finish_compiling()?;
+    drop(waiting);
 
+    let waiting = Waiting::on("measuring steps");
     let (mut steps, mut alones) = (vec![], vec![]);
     for index in 0..options.num_steps + WARMUP {
         let step = timed(&mut trainer, index, false)?;
         let step_alone = timed(&mut alone, index, false)?;
+        waiting.set_done(index as u64, (options.num_steps + WARMUP) as u64);
         if index >= WARMUP {
             steps.push(step);
             alones.push(step_alone);
         }
     }
+    drop(waiting);
     let median_step_ms = median_ms(&steps, Timed::step);
     let compute_only_ms = median_ms(&alones, Timed::step);
     let (mut parts, mut ops) = (None, None);

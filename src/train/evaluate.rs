@@ -38,19 +38,19 @@ impl Trainer {
     /// # Errors
     /// If examples cannot be read, or a launch fails.
     pub fn evaluate(&self, source: &Arc<dyn Source>, run: &Run) -> Result<EvalResult, Error> {
-        match self.evaluate_unless(source, run, || false)? {
+        match self.evaluate_unless(source, run, |_, _| false)? {
             Some(result) => Ok(result),
             None => unreachable!("nothing ends it early"),
         }
     }
 
-    /// Like [`Self::evaluate`], but calls `is_ended` before each batch and returns `None` if that
-    /// is `true`.
+    /// Like [`Self::evaluate`], but calls `is_ended` before each batch, with its index and the
+    /// number of batches, and returns `None` if that is `true`.
     pub(super) fn evaluate_unless(
         &self,
         source: &Arc<dyn Source>,
         run: &Run,
-        is_ended: impl Fn() -> bool,
+        is_ended: impl Fn(u64, u64) -> bool,
     ) -> Result<Option<EvalResult>, Error> {
         let num_batch_shards = run.batch.num_batch_shards();
         let size = run.batch.microbatch() * num_batch_shards;
@@ -71,7 +71,7 @@ pub(super) fn evaluate_with<'p>(
     leaves: &[&Buffers],
     of: &EvalSums,
     batches: &EvalBatches,
-    is_ended: impl Fn() -> bool,
+    is_ended: impl Fn(u64, u64) -> bool,
 ) -> Result<Option<EvalResult>, Error> {
     let mut sums = vec![0.0; of.num_elements()];
     let mut add = |(more, _): (Buffers, DeviceBatch)| -> Result<(), Error> {
@@ -82,8 +82,8 @@ pub(super) fn evaluate_with<'p>(
     };
     // Launches one batch ahead, so that the devices do not wait for the host.
     let mut before: Option<(Buffers, DeviceBatch)> = None;
-    for batch in batches.iter() {
-        if is_ended() {
+    for (index, batch) in (0..).zip(batches.iter()) {
+        if is_ended(index, batches.num_batches()) {
             return Ok(None);
         }
         let batch = sender.send(batch?)?;

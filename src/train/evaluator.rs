@@ -16,6 +16,7 @@ use super::{BatchSender, CompileSettings, Error, EvalResult};
 use crate::config::{Config, OnNonfinite};
 use crate::data::{EvalBatches, Source};
 use crate::lowering::Lowering;
+use crate::observe::Waiting;
 use crate::optim;
 use crate::parallel::{Policy, Replicated};
 use crate::pjrt::{Arg, Buffers, Client};
@@ -110,6 +111,7 @@ impl<'a> EvalSpec<'a> {
         open: impl FnOnce(&Tree<LeafSpec>) -> Result<M, Error>,
         trace: impl Fn(&DeclaredStep<'_>) -> Result<Option<(hlo::Graph, EvalSums)>, Error>,
     ) -> Result<Option<Evaluator>, Error> {
+        let _waiting = Waiting::on("compiling");
         let policy: Arc<dyn Policy> = Arc::new(Replicated);
         let batch_axes = policy.batch_axes();
         let optimizer = optim::chain(vec![]);
@@ -177,7 +179,12 @@ impl Evaluator {
         let batches = self.batches(source)?;
         let leaves: Vec<_> = self.leaves.iter().collect();
         let program = |size_class| Ok(self.program_of_size_class(size_class));
-        match evaluate_with((&program, &self.sender), &leaves, &self.sums, &batches, || false)? {
+        let waiting = Waiting::on("evaluating batches");
+        let is_ended = |batch, of| {
+            waiting.set_done(batch, of);
+            false
+        };
+        match evaluate_with((&program, &self.sender), &leaves, &self.sums, &batches, is_ended)? {
             Some(result) => Ok(result),
             None => unreachable!("nothing ends it early"),
         }
@@ -194,7 +201,10 @@ impl Evaluator {
     ) -> Result<(), E> {
         let num_examples = source.num_examples();
         let mut next = 0;
-        for batch in self.batches(source)?.iter() {
+        let waiting = Waiting::on("predicting batches");
+        let batches = self.batches(source)?;
+        for (index, batch) in (0..).zip(batches.iter()) {
+            waiting.set_done(index, batches.num_batches());
             let batch = self.sender.send(batch.map_err(Error::from)?).map_err(Error::from)?;
             let leaves = self.leaves.iter().map(Arg::Borrow);
             let program = self.program_of_size_class(batch.size_class);

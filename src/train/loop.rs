@@ -47,6 +47,8 @@ pub(super) struct Loop<'a> {
     /// When the previous launch ended.
     last_end: Instant,
     skipped: SkippedUpdates,
+    /// `true` after the first launch.
+    has_recorded: bool,
     saver: Option<Saver>,
 }
 
@@ -94,6 +96,7 @@ impl<'a> Loop<'a> {
             unrecorded,
             last_end,
             skipped,
+            has_recorded: false,
             saver,
         })
     }
@@ -194,7 +197,9 @@ impl<'a> Loop<'a> {
     /// The next batch, or `None` if the run is to end before it.
     fn next_batch(&mut self) -> Result<Option<Prefetched<DeviceBatch>>, Error> {
         self.processes.phase(Phase::Data, self.trainer.steps_taken());
+        let waiting = self.processes.waiting("waiting for the next batch");
         let batch = self.batches.next();
+        drop(waiting);
         // The wait for the batch may have been long.
         if self.agreement.stops_now() {
             return Ok(None);
@@ -223,7 +228,13 @@ impl<'a> Loop<'a> {
         while self.unrecorded.len() > num_left
             && let Some(UnrecordedLaunch { steps, host, data_wait }) = self.unrecorded.pop_front()
         {
+            let waiting = match self.has_recorded {
+                true => None,
+                false => self.processes.waiting("taking the first step"),
+            };
             let mut results = self.trainer.finish(steps)?;
+            drop(waiting);
+            self.has_recorded = true;
             self.trainer.compile_later(self.due_steps.has_proofs());
             for result in results.iter_mut().filter(|result| !result.is_finite()) {
                 let replicas = std::mem::take(&mut result.nonfinite_replicas);
@@ -288,11 +299,14 @@ impl<'a> Loop<'a> {
     }
 
     fn finish_saving(&mut self) -> Result<(), Error> {
+        let _waiting = self.processes.waiting("writing the checkpoint");
         self.saver.as_mut().map_or(Ok(()), |saver| saver.finish(self.recorder))
     }
 
     fn prove(&mut self) -> Result<(), Error> {
+        let waiting = self.processes.waiting("comparing the replicas");
         self.trainer.prove_among(self.processes)?;
+        drop(waiting);
         self.recorder.lockstep_proved(self.trainer.steps_taken());
         // Its time is not part of the next step's.
         self.last_end = Instant::now();
@@ -303,7 +317,14 @@ impl<'a> Loop<'a> {
     fn evaluate(&mut self) -> Result<Option<f64>, Error> {
         self.processes.phase(Phase::Evaluate, self.trainer.steps_taken());
         let (eval, agreement) = (&self.job.splits.eval, &self.agreement);
-        let eval = self.trainer.evaluate_unless(eval, self.run, || agreement.stops_now())?;
+        let waiting = self.processes.waiting("evaluating batches");
+        let eval = self.trainer.evaluate_unless(eval, self.run, |batch, of| {
+            if let Some(waiting) = &waiting {
+                waiting.set_done(batch, of);
+            }
+            agreement.stops_now()
+        })?;
+        drop(waiting);
         let loss = eval.as_ref().map(|eval| eval.loss);
         if let Some(eval) = eval {
             self.recorder.evaluated(self.trainer.steps_taken(), eval);

@@ -155,8 +155,10 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     for warning in &job.splits.warnings {
         processes.say(&format!("warning: {warning}"));
     }
+    let waiting = processes.waiting("checking the data");
     job.splits.check(&|text: &str| processes.say(text))?;
     let data = data_record::record(job.splits, processes)?;
+    drop(waiting);
     let now = Now { resolved: &resolved, data: &data };
     let (beginning, dir) = Beginning::find_among(processes, job.config, options, now)?;
     beginning.say_differences(processes);
@@ -182,7 +184,9 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         processes.say(&classes);
     }
     processes.say(&describe_synchronisation(&trainer, &job.config.parallel));
+    let waiting = processes.waiting("reading the checkpoint");
     beginning.restore(processes, &mut trainer)?;
+    drop(waiting);
     stop.check()?;
 
     let resumed = beginning.checkpoint.as_ref();

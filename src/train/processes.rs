@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::{Error, Stop};
 use crate::cluster::{GenerationEnd, Member, Phase, Session, Wish};
-use crate::observe::{FailedGeneration, say};
+use crate::observe::{FailedGeneration, Waiting, say};
 use crate::pjrt::{Placement, Process};
 
 /// How long a process waits for what another one does before the first step or while it saves. If
@@ -53,6 +53,11 @@ impl<'a> Processes<'a> {
         if self.is_first() {
             say(text);
         }
+    }
+
+    /// As [`Waiting::on`], for something that all processes do.
+    pub fn waiting(&self, what: &'static str) -> Option<Waiting> {
+        self.is_first().then(|| Waiting::on(what))
     }
 
     /// Earlier attempts at the job under the same supervisor.

@@ -202,6 +202,7 @@ pub(super) fn start(
         let lowered = LoweredPrograms::new(&run, *model, spans)?;
         Ok::<_, Error>((run, lowered))
     };
+    let waiting = processes.waiting("opening the devices");
     let is_mesh_known = |platform| platform == Platform::Cpu || config.mesh.fixed().is_some();
     let (client, (run, lowered)) = match platform_on_host(config) {
         Some(platform) if is_mesh_known(platform) => {
@@ -226,12 +227,16 @@ pub(super) fn start(
             (client, lowered)
         }
     };
+    drop(waiting);
     check()?;
     let model = load(&run, &lowered.leaves, &lowered.model_specs())?;
     processes.phase(Phase::Compile, 0);
+    let waiting = processes.waiting("compiling the step");
     let mut trainer = Trainer::with_programs(&client, &run, lowered, config.train.seed, spans)
         .map_err(|error| with_overrides(error, config))?;
+    drop(waiting);
     if let Some(model) = model {
+        let _waiting = processes.waiting("reading the parameters");
         trainer.set_model(&model)?;
     }
     processes.phase(Phase::Start, 0);

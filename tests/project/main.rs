@@ -2,6 +2,8 @@
 //!
 //! - `architecture`: imports and sizes, as in ARCHITECTURE.md
 //! - `dependencies`: licences and sources
+//! - `library`: the crate of docs/data.md compiles
 
 mod architecture;
 mod dependencies;
+mod library;

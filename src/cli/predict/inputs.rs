@@ -4,15 +4,16 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Map, Value, json};
 use tempfile::NamedTempFile;
 
 use super::super::args::PredictArgs;
+use super::super::in_words;
 use super::outputs::Classes;
 use crate::config::{ArraysConfig, ClassificationConfig, Config, DataConfig};
 use crate::data::{
-    self, Arrays, Classification, ExampleKind, ImageFolder, LikeTraining, Source, Table,
+    self, Arrays, Cifar10, Classification, ExampleKind, ImageFolder, LikeTraining, Source, Table,
     TextEncoder, TextRow, read_text_rows,
 };
 use crate::observe::say;
@@ -30,8 +31,8 @@ pub struct Opened {
     pub inputs: Inputs,
     /// What the model sees.
     pub source: Arc<dyn Source>,
-    /// Of stdin, as long as it is read.
-    _copy: Option<NamedTempFile>,
+    /// Where they are read.
+    pub place: InputPlace,
 }
 
 /// What a line says about its example, beside the prediction.
@@ -64,13 +65,13 @@ impl Inputs {
 }
 
 /// Where the input is.
-enum Place {
+pub enum InputPlace {
     File(PathBuf),
     /// Stdin, copied into a file with an extension that says what it is.
     Copy(NamedTempFile),
 }
 
-impl Place {
+impl InputPlace {
     fn path(&self) -> &Path {
         match self {
             Self::File(path) => path,
@@ -78,10 +79,14 @@ impl Place {
         }
     }
 
-    fn into_copy(self) -> Option<NamedTempFile> {
+    /// An error about the input, with `stdin` in place of the path of its copy.
+    pub fn name_stdin(&self, error: anyhow::Error) -> anyhow::Error {
         match self {
-            Self::File(_) => None,
-            Self::Copy(file) => Some(file),
+            Self::File(_) => error,
+            Self::Copy(file) => {
+                let path = file.path().display().to_string();
+                anyhow!(in_words(&error).replace(&path, "stdin"))
+            }
         }
     }
 }
@@ -98,11 +103,13 @@ pub fn open(
 ) -> Result<Opened> {
     if let DataConfig::Classification(texts) = &config.data {
         let (rows, source) = open_texts(args, texts, &classes.labels, is_folder)?;
-        return Ok(Opened { inputs: Inputs::Texts(rows), source, _copy: None });
+        let place = InputPlace::File(args.input.clone());
+        return Ok(Opened { inputs: Inputs::Texts(rows), source, place });
     }
     let place = place(&args.input)?;
-    let (inputs, source) = open_file(config, place.path())?;
-    Ok(Opened { inputs, source, _copy: place.into_copy() })
+    let opened = open_file(config, place.path());
+    let (inputs, source) = opened.map_err(|error| place.name_stdin(error))?;
+    Ok(Opened { inputs, source, place })
 }
 
 fn open_file(config: &Config, path: &Path) -> Result<(Inputs, Arc<dyn Source>)> {
@@ -126,19 +133,23 @@ fn open_file(config: &Config, path: &Path) -> Result<(Inputs, Arc<dyn Source>)> 
         other => {
             let scale = match other {
                 DataConfig::Digits(_) => Some(DIGITS_SCALE),
-                DataConfig::Idx(_) => Some(1.0 / 255.0),
+                DataConfig::Idx(_) | DataConfig::Cifar10(_) => Some(1.0 / 255.0),
                 _ => Some(1.0),
             };
             let arrays = ArraysConfig { scale, ..ArraysConfig::default() };
             let source = Arrays::unlabeled(&arrays, path, INPUT, examples)?;
-            if matches!(other, DataConfig::Cifar10(_)) && source.is_whole() {
+            if matches!(other, DataConfig::Cifar10(_)) && !source.is_whole() {
                 bail!(
-                    "{}: images for a model of data.source = \"cifar10\" must be floats, normalized \
-                     as in training; save ((x / 255 - mean) / std).astype(\"float32\")",
+                    "{}: images for a model of data.source = \"cifar10\" are bytes from 0 to 255; \
+                     save them as uint8",
                     path.display()
                 );
             }
-            Arc::new(LikeTraining::new(Arc::new(source), training(config)?)?)
+            let source = LikeTraining::new(Arc::new(source), training(config)?)?;
+            Arc::new(match other {
+                DataConfig::Cifar10(_) => source.normalized(&Cifar10::NORMALIZATION),
+                _ => source,
+            })
         }
     };
     Ok((Inputs::Rows, source))
@@ -153,9 +164,9 @@ fn training(config: &Config) -> Result<Arc<dyn Source>> {
 }
 
 /// The input that is not a text.
-fn place(input: &Path) -> Result<Place> {
+fn place(input: &Path) -> Result<InputPlace> {
     if input != "-" {
-        return Ok(Place::File(input.to_owned()));
+        return Ok(InputPlace::File(input.to_owned()));
     }
     let bytes = stdin()?;
     let suffix = match &bytes[..] {
@@ -170,7 +181,7 @@ fn place(input: &Path) -> Result<Place> {
     let file = tempfile::Builder::new().prefix("stdin-").suffix(suffix).tempfile();
     let mut file = file.context("cannot make a temporary file for stdin")?;
     file.write_all(&bytes).context("cannot write stdin to a temporary file")?;
-    Ok(Place::Copy(file))
+    Ok(InputPlace::Copy(file))
 }
 
 fn stdin() -> Result<Vec<u8>> {

@@ -14,7 +14,7 @@ use super::output::{self, OutputFile};
 use super::print_lines;
 use crate::config::{Config, DataConfig, FolderClasses};
 use crate::data::{self, Splits};
-use crate::observe::say;
+use crate::observe::{Waiting, say};
 use crate::train::params_file::{self, SavedModel, check_counterpart, saved_classes};
 use crate::train::{self, EvalSpec};
 use inputs::Opened;
@@ -37,13 +37,17 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
         None => of_folder(args)?,
     };
     let is_folder = matches!(saved, SavedModel::Files { .. });
-    let Opened { inputs, source, .. } = &inputs::open(args, &config, &classes, is_folder)?;
+    let opened = {
+        let _waiting = Waiting::on("reading the data");
+        inputs::open(args, &config, &classes, is_folder)?
+    };
+    let Opened { inputs, source, place } = &opened;
     let outputs = Outputs::of(classes, &**source);
     let model = train::build_model(&config, &**source)?;
     let (client, mesh) = train::open_devices(&config, say)?;
     let splits = Splits { train: source.clone(), eval: source.clone(), warnings: vec![] };
     train::check_example(&*model, &config, &splits)?;
-    source.check(&say)?;
+    source.check(&say).map_err(|error| place.name_stdin(error.into()))?;
     let (num_replicas, batch) = (mesh.num_replicas(), args.batch_per_replica.get());
     let spec = EvalSpec::of_config(&config, &*model, &**source, num_replicas, batch)?;
     let scorer = spec.scorer(&client, |specs| params_file::open_saved(&saved, specs))?;
@@ -51,12 +55,13 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
         bail!("the model of {saved} predicts tokens, which this command does not print");
     };
     let mut predictions = Predictions::new(format, &outputs);
-    scorer.scores(source.clone(), |example, scores| {
+    let scored = scorer.scores(source.clone(), |example, scores| {
         if scores.iter().any(|score| score.is_nan()) {
             bail!("the model has no score for example {}: a value was not finite", example + 1);
         }
         predictions.add(&inputs.of(example as usize), scores)
-    })?;
+    });
+    scored.map_err(|error| place.name_stdin(error))?;
     let contents = predictions.finish()?;
     match to {
         None => print_lines(String::from_utf8_lossy(&contents).lines())?,

@@ -1,0 +1,145 @@
+//! What the program waits for, shown on stderr if that takes long.
+
+use std::borrow::Cow;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::bar::{Bar, is_shown, with_bottom};
+use super::messages::say;
+use super::progress::in_words;
+
+/// How often the time is looked at.
+const TICK: Duration = Duration::from_millis(250);
+/// A terminal shows waits from this time on.
+const ON_TERMINAL: Duration = Duration::from_secs(1);
+/// Elsewhere there is a line after this time, and after each time that is twice as long.
+const FIRST_LINE: Duration = Duration::from_secs(5);
+
+static WAIT: Mutex<Option<Wait>> = Mutex::new(None);
+
+/// Something that takes time, from now until this is dropped. If it takes long, stderr says what it
+/// is and how long it has taken: on a terminal in the line at the bottom, elsewhere in a line now
+/// and then.
+///
+/// One thread has these, the one that a user would call "the program": each ends before those from
+/// before it do.
+#[must_use]
+pub struct Waiting {
+    outer: Option<Wait>,
+}
+
+struct Wait {
+    what: Cow<'static, str>,
+    /// The parts of the work that are done, of all of them.
+    done: Option<(u64, u64)>,
+    since: Instant,
+    num_lines: u32,
+    is_on_terminal: bool,
+}
+
+impl Waiting {
+    /// `what` is an activity: `reading the data`.
+    pub fn on(what: impl Into<Cow<'static, str>>) -> Self {
+        static MONITOR: Once = Once::new();
+        // Without a thread nothing is shown, which is no reason to fail.
+        MONITOR.call_once(|| drop(thread::Builder::new().name("waiting".into()).spawn(monitor)));
+        let (what, since) = (what.into(), Instant::now());
+        let wait = Wait { what, done: None, since, num_lines: 0, is_on_terminal: false };
+        Self { outer: lock().replace(wait) }
+    }
+
+    /// Says how far it is.
+    pub fn set_done(&self, num_parts: u64, of: u64) {
+        if let Some(wait) = &mut *lock() {
+            wait.done = Some((num_parts, of));
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let ended = std::mem::replace(&mut *lock(), self.outer.take());
+        if ended.is_some_and(|wait| wait.is_on_terminal) {
+            with_bottom(|bottom| {
+                drop(bottom.take_if(|bar| !bar.has_steps()));
+                if let Some(bar) = bottom {
+                    bar.end_wait();
+                }
+            });
+        }
+    }
+}
+
+impl Wait {
+    fn describe(&self) -> String {
+        let Self { what, done, .. } = self;
+        done.map_or(what.to_string(), |(done, of)| format!("{what}, {done} of {of}"))
+    }
+
+    /// The line that is due after this time, if there is one.
+    fn due_line(&mut self, elapsed: Duration) -> Option<String> {
+        if elapsed < FIRST_LINE * 2u32.saturating_pow(self.num_lines) {
+            return None;
+        }
+        self.num_lines += 1;
+        Some(format!("{} ({} so far)", self.describe(), in_words(elapsed.as_secs_f64())))
+    }
+}
+
+fn lock() -> MutexGuard<'static, Option<Wait>> {
+    WAIT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn monitor() {
+    loop {
+        thread::sleep(TICK);
+        // Locked until it is shown, so that no line of a wait comes after its end.
+        let mut wait = lock();
+        let Some(wait) = &mut *wait else { continue };
+        let elapsed = wait.since.elapsed();
+        if !is_shown() {
+            if let Some(line) = wait.due_line(elapsed) {
+                say(&line);
+            }
+        } else if elapsed >= ON_TERMINAL {
+            wait.is_on_terminal = true;
+            let time = in_words(elapsed.as_secs_f64());
+            let draw = |bottom: &mut Option<Bar>| {
+                bottom.get_or_insert_with(Bar::of_text).show_wait(&[&wait.describe(), &time]);
+            };
+            with_bottom(draw);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_more_and_more_rarely() {
+        let mut wait = Wait {
+            what: "reading".into(),
+            done: None,
+            since: Instant::now(),
+            num_lines: 0,
+            is_on_terminal: false,
+        };
+        let mut lines = vec![];
+        for tick in 0..400 {
+            if tick == 50 {
+                wait.done = Some((3, 9));
+            }
+            lines.extend(wait.due_line(TICK * tick));
+        }
+        let expected = [
+            "reading (5s so far)",
+            "reading (10s so far)",
+            "reading, 3 of 9 (20s so far)",
+            "reading, 3 of 9 (40s so far)",
+            "reading, 3 of 9 (1m20s so far)",
+        ];
+        assert_eq!(lines, expected);
+    }
+}
