@@ -6,6 +6,8 @@ use crate::observe::EvalCounts;
 
 /// Most classes of a confusion matrix on the terminal; `--json` has all.
 const MAX_SHOWN: usize = 20;
+/// Most columns of the terminal for names above it.
+const MAX_MATRIX_WIDTH: usize = 60;
 /// Most characters of a name in it.
 const NAME_WIDTH: usize = 16;
 
@@ -59,7 +61,7 @@ impl ClassTable {
             return vec![format!("(--json has the figures of all {} classes)", self.rows.len())];
         }
         let width = self.rows.iter().map(|row| shown(&row.name).chars().count()).max();
-        let width = width.unwrap_or(0).max("class".len());
+        let width = width.unwrap_or(0).max("actual".len());
         let mut lines = vec![format!(
             "\n{:width$}  precision  recall      f1  examples",
             if self.confusion.is_some() { "class" } else { "label" }
@@ -71,13 +73,26 @@ impl ClassTable {
         }));
         let Some(confusion) = &self.confusion else { return lines };
         let most = confusion.iter().flatten().max().map_or(0, |count| count.to_string().len());
-        let cell = most.max(confusion.len().to_string().len()) + 1;
-        let head: String =
-            (1..=confusion.len()).map(|column| format!(" {column:>cell$}")).collect();
-        lines.push(format!("\n{:width$}     {head}   predicted", ""));
-        for (index, (row, counts)) in self.rows.iter().zip(confusion).enumerate() {
+        let names = || self.rows.iter().map(|row| shown(&row.name));
+        let longest = names().map(|name| name.chars().count()).max().unwrap_or(0);
+        // With long names or many classes, columns have numbers.
+        let by_name = self.rows.len() * (longest.max(most) + 2) <= MAX_MATRIX_WIDTH;
+        let heads: Vec<_> = match by_name {
+            true => names().collect(),
+            false => (1..=confusion.len()).map(|column| column.to_string()).collect(),
+        };
+        let cell = heads.iter().map(|head| head.chars().count()).max().unwrap_or(0).max(most) + 1;
+        let row_head = |index: usize, name: &str| match by_name {
+            true => format!("{name:width$}"),
+            false => format!("{name:width$} {:>3}", index + 1),
+        };
+        let head: String = heads.iter().map(|head| format!(" {head:>cell$}")).collect();
+        let blank = " ".repeat(row_head(0, "").chars().count());
+        lines.push(format!("\n{blank} predicted"));
+        lines.push(format!("{:<1$}{head}", "actual", blank.len()));
+        for (index, (name, counts)) in names().zip(confusion).enumerate() {
             let cells: String = counts.iter().map(|count| format!(" {count:>cell$}")).collect();
-            lines.push(format!("{:width$} {:>3} {cells}", shown(&row.name), index + 1));
+            lines.push(format!("{}{cells}", row_head(index, &name)));
         }
         lines
     }
@@ -121,13 +136,14 @@ mod tests {
     fn figures_and_matrix() {
         let counts = EvalCounts::Classes(vec![vec![2.0, 1.0], vec![2.0, 3.0]]);
         let table = ClassTable::of(&counts, &["no".to_owned(), "yes".to_owned()]).unwrap();
-        let expected = "\nclass  precision  recall      f1  examples
-no        0.5000  0.6667  0.5714         3
-yes       0.7500  0.6000  0.6667         5
+        let expected = "\nclass   precision  recall      f1  examples
+no         0.5000  0.6667  0.5714         3
+yes        0.7500  0.6000  0.6667         5
 
-            1  2   predicted
-no      1   2  1
-yes     2   2  3";
+       predicted
+actual   no  yes
+no        2    1
+yes       2    3";
         assert_eq!(table.lines().join("\n"), expected);
         assert_eq!(table.rows[1].json()["recall"], 0.6);
         assert!(ClassTable::of(&EvalCounts::None, &[]).is_none());

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::args::DataArgs;
 use super::{open_data, print_line, print_lines};
-use crate::config::{ColumnEncoding, Config, DataConfig, shorten_words};
-use crate::data::{Field, LabelKind, Source};
+use crate::config::{ColumnEncoding, Config, DataConfig, MissingValues, shorten_words};
+use crate::data::{self, Field, LabelKind, Source, SurveyedColumn};
 use crate::observe::{Waiting, say};
 use crate::train;
 
@@ -61,6 +61,7 @@ pub fn run(args: &DataArgs) -> Result<ExitCode> {
         lines.push(format!("{name:<11} {dtype}{dims:?}"));
     }
     lines.extend(about_columns(&*splits.train, &config.data));
+    lines.extend(about_empty_cells(&config.data)?);
     lines.extend(about_labels(&*splits.train, &*splits.eval));
     for (index, example) in examples.iter().enumerate() {
         lines.push(format!("\nexample {index}"));
@@ -100,6 +101,17 @@ fn about_columns(train: &dyn Source, config: &DataConfig) -> Vec<String> {
     };
     let columns = table.columns.iter().map(column);
     std::iter::once("columns".to_owned()).chain(columns).collect()
+}
+
+/// How many cells of a table are empty, if the mean of their column stands for them.
+fn about_empty_cells(config: &DataConfig) -> Result<Option<String>> {
+    let DataConfig::Table(table) = config else { return Ok(None) };
+    if table.missing == MissingValues::Refuse {
+        return Ok(None);
+    }
+    let columns = data::survey(&table.path, "data.path")?;
+    let missing: Vec<_> = columns.iter().filter_map(SurveyedColumn::describe_missing).collect();
+    Ok((!missing.is_empty()).then(|| format!("missing     {}", missing.join(", "))))
 }
 
 /// What is predicted: the classes with their counts, or the scales of values.

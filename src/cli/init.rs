@@ -13,12 +13,14 @@ use super::args::{InitArgs, InitKind};
 use super::output::{self, OutputFile};
 use super::print_lines;
 use crate::config::{Config, shorten};
-use crate::data;
-use crate::observe::say;
+use crate::data::{self, LabelKind, SurveyedColumn};
+use crate::observe::{Waiting, say};
 use crate::train;
 
 /// Steps of a run, about.
 const NUM_STEPS: u64 = 2000;
+/// Evaluations of a run, about: enough for a curve.
+const NUM_EVALUATIONS: u64 = 20;
 /// Names of columns that are likely to be texts.
 const TEXTS: [&str; 4] = ["text", "sentence", "review", "content"];
 /// Names of columns that are likely to be what is predicted.
@@ -76,9 +78,13 @@ pub fn run(args: &InitArgs) -> Result<ExitCode> {
         Some(_) => "",
         None => "          # after you have set the paths in it",
     };
-    print_lines(
-        [format!("lockstep data {path}{next}"), format!("lockstep train {path} --out run")].iter(),
-    )?;
+    let commands = [
+        format!("lockstep data {path}{next}"),
+        format!("lockstep train {path} --out run"),
+        "lockstep evaluate run".to_owned(),
+        "lockstep plot run".to_owned(),
+    ];
+    print_lines(commands.iter())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -99,6 +105,15 @@ fn look_at_data(draft: &Draft, config: &Config, path: &Path) -> Result<String> {
         counted(num_examples, "example"),
         counted(splits.eval.num_examples(), "example")
     ));
+    let names = || shorten(&splits.train.labels().join(", ")).into_owned();
+    say(&match splits.train.label_kind() {
+        LabelKind::Class => {
+            let classes = counted(splits.train.num_outputs() as u64, "class");
+            format!("it predicts {classes}: {}", names())
+        }
+        LabelKind::Labels => format!("it predicts labels: {}", names()),
+        LabelKind::Values(_) => format!("it predicts a number: {}", names()),
+    });
     Ok(text)
 }
 
@@ -133,6 +148,10 @@ impl Draft {
             Some(steps) => writeln!(text, "steps = {steps}"),
             None => writeln!(text, "epochs = {epochs}"),
         };
+        if let (None, Some(num_examples)) = (steps, num_examples) {
+            let every = (num_examples / batch).max(1) * epochs.div_ceil(NUM_EVALUATIONS);
+            let _ = writeln!(text, "eval_every = {every}          # steps between evaluations");
+        }
         let _ = write!(
             text,
             "\n[optimizer]\nname = \"adamw\"\n\n[schedule]\nname = \"cosine\"\npeak = {peak}\n\
@@ -147,7 +166,12 @@ impl Draft {
 }
 
 fn tabular(args: &InitArgs, path: &str) -> Result<Draft> {
-    let columns = columns_of(args)?;
+    let surveyed = args.data.as_deref().map(|data| {
+        let _waiting = Waiting::on("reading the table");
+        data::survey(data, "--data")
+    });
+    let surveyed = surveyed.transpose()?.unwrap_or_default();
+    let columns: Vec<_> = surveyed.iter().map(|column| column.name.clone()).collect();
     let target = match &args.target {
         Some(target) if !columns.is_empty() && !columns.contains(target) => bail!(
             "--target: there is no column {:?}; the file has {}",
@@ -160,12 +184,9 @@ fn tabular(args: &InitArgs, path: &str) -> Result<Draft> {
             .cloned()
             .unwrap_or_else(|| "target".to_owned()),
     };
-    let features = match columns.is_empty() {
-        true => "# features = [\"a\", \"b*\"]   # by default all but the target".to_owned(),
-        false => {
-            let all: Vec<_> = columns.iter().filter(|column| **column != target).collect();
-            format!("# features = {}", shorten(&format!("{all:?}")))
-        }
+    let about_features = match columns.is_empty() {
+        true => TEMPLATE_FEATURES.to_owned(),
+        false => about_features(&surveyed, &target),
     };
     let target = quoted(Path::new(&target));
     let loss = "# train.loss: \"auto\" takes words and few whole numbers as classes, others as \
@@ -175,14 +196,50 @@ fn tabular(args: &InitArgs, path: &str) -> Result<Draft> {
         sections: format!(
             "[model]\nname = \"mlp\"\nhidden = [64, 64]\nlayer_norm = false         # with few columns \
              it was worse on each table tried\n\n[data]\nsource = \"table\"\npath = {path}\n\
-             target = {target}\n{features}\n# eval_path = \"test.csv\"     # by default a tenth of \
-             the rows\n# missing = \"mean\"           # by default an empty cell is an error\n"
+             target = {target}\n{about_features}# eval_path = \"test.csv\"     # by default a tenth \
+             of the rows\n"
         ),
         peak: "3e-3",
         batch: 32,
         steps: None,
         has_batch_norm: false,
     })
+}
+
+/// Without a table.
+const TEMPLATE_FEATURES: &str = "\
+# features = [\"a\", \"b*\"]    # by default all but the target
+# exclude = [\"id\"]           # columns that are no features
+# missing = \"mean\"           # by default an empty cell is an error
+";
+
+/// The features, without columns that only tell rows apart, and what becomes of empty cells.
+fn about_features(columns: &[SurveyedColumn], target: &str) -> String {
+    let others = || columns.iter().filter(|column| column.name != target);
+    let ids = others().filter_map(|column| Some((column, column.why_id()?)));
+    let ids: Vec<_> = ids.collect();
+    let is_id = |column: &&SurveyedColumn| ids.iter().any(|(id, _)| id.name == column.name);
+    let features = || others().filter(|column| !is_id(column));
+    let names: Vec<_> = features().map(|column| &column.name).collect();
+    let mut text = format!("# features = {}\n", shorten(&format!("{names:?}")));
+    if !ids.is_empty() {
+        let names: Vec<_> =
+            ids.iter().map(|(id, _)| toml::Value::from(glob::Pattern::escape(&id.name))).collect();
+        let why = ids.iter().map(|(id, why)| format!("{} has {why}", shorten(&id.name)));
+        let why = why.collect::<Vec<_>>().join(", ");
+        say(&format!("not taken as features: {why}"));
+        let _ = writeln!(text, "exclude = {}          # {why}", toml::Value::from(names));
+    }
+    let missing: Vec<_> = features().filter_map(SurveyedColumn::describe_missing).collect();
+    match missing.is_empty() {
+        true => text += "# missing = \"mean\"           # by default an empty cell is an error\n",
+        false => {
+            let missing = missing.join(", ");
+            say(&format!("the mean of the column is taken for {missing}"));
+            let _ = writeln!(text, "missing = \"mean\"             # {missing}");
+        }
+    }
+    text
 }
 
 fn arrays(path: &str) -> Draft {

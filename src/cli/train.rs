@@ -81,8 +81,15 @@ fn is_one_terminal() -> bool {
 /// says after which step it was.
 fn in_a_line(summary: &Summary) -> Option<String> {
     let Summary { status, steps, planned_steps, .. } = summary;
-    let accuracy = summary.eval_accuracy.map_or(String::new(), |a| format!("accuracy {a:.4}, "));
-    let eval = summary.eval_loss.map(|loss| format!("{accuracy}loss {loss:.4}"));
+    let metrics: String = match summary.eval_accuracy {
+        Some(accuracy) => format!("accuracy {accuracy:.4}, "),
+        None => {
+            let metrics = summary.eval_metrics.iter();
+            let name = |name: &str| name.trim_start_matches("eval_").to_owned();
+            metrics.map(|(key, value)| format!("{} {value:.4}, ", name(key))).collect()
+        }
+    };
+    let eval = summary.eval_loss.map(|loss| format!("{metrics}loss {loss:.4}"));
     let eval_steps = counted(summary.eval_step.map_or(0, |step| step + 1), "step");
     match (status, eval) {
         (Status::Interrupted, None) => {
@@ -91,7 +98,7 @@ fn in_a_line(summary: &Summary) -> Option<String> {
         (Status::Interrupted, Some(eval)) => Some(format!(
             "stopped after {steps} of {planned_steps} steps; evaluation after {eval_steps}: {eval}"
         )),
-        (_, Some(eval)) => Some(format!("test {eval}, after {eval_steps}")),
+        (_, Some(eval)) => Some(format!("evaluation: {eval}, after {eval_steps}")),
         (_, None) => None,
     }
 }
@@ -115,7 +122,7 @@ mod tests {
         assert_eq!(line(&summary), stopped);
         summary.eval_accuracy = Some(0.9);
         summary.status = Status::Failed;
-        assert_eq!(line(&summary), "test accuracy 0.9000, loss 0.2500, after 2800 steps");
+        assert_eq!(line(&summary), "evaluation: accuracy 0.9000, loss 0.2500, after 2800 steps");
         (summary.eval_loss, summary.eval_step) = (None, None);
         assert_eq!(in_a_line(&summary), None);
 

@@ -188,6 +188,15 @@ fn fill_from_folder(
 /// Largest size of a configuration file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
+/// What `lockstep init` makes of a file of data, by its name.
+fn init_kind(path: &Path) -> Option<&'static str> {
+    match path.extension()?.to_str()?.to_lowercase().as_str() {
+        "csv" | "tsv" | "jsonl" | "parquet" => Some("tabular"),
+        "npy" | "npz" => Some("arrays"),
+        _ => None,
+    }
+}
+
 impl Config {
     /// Reads the file, applies the arguments in order, and validates. An argument is
     /// `section.key=value`, or [`UNSET`] with `section.key`, which takes a key back.
@@ -197,6 +206,14 @@ impl Config {
     /// unknown, missing, of the wrong type, out of range, or excluded by others.
     pub fn load(path: &Path, sets: &[String]) -> Result<Self, Error> {
         let unreadable = |source| Error::Read { path: path.to_owned(), source };
+        if let Some(kind) = init_kind(path) {
+            let problem = format!(
+                "it is no configuration, but data; `lockstep init {kind} --data {}` writes a \
+                 configuration for it",
+                path.display()
+            );
+            return Err(unreadable(std::io::Error::new(std::io::ErrorKind::InvalidData, problem)));
+        }
         let bytes = read_regular(path, MAX_BYTES).map_err(unreadable)?;
         let text = String::from_utf8(bytes).map_err(|error| {
             let line =

@@ -49,6 +49,8 @@ pub struct TableConfig {
     /// Features in which numbers are names of categories, such as postal codes. Those of words are
     /// categories anyway.
     pub categorical: Patterns,
+    /// Columns that are no features although `features` has them, such as `["customer_id"]`.
+    pub exclude: Patterns,
     /// The column to predict; or a list of them: values, or labels of 0 and 1.
     #[schemars(extend("required" = true))]
     pub target: ColumnNames,
@@ -56,7 +58,8 @@ pub struct TableConfig {
     #[schemars(extend("values" = "list of different strings, none or two or more"))]
     pub labels: Vec<String>,
     /// What to do about an empty cell of a feature: refuse the file, or take the mean of its column
-    /// (of categories, none of them).
+    /// (of categories, none of them). A cell with `NA`, `N/A`, `n/a`, `NaN`, `nan`, `null`, `NULL` or
+    /// `None` is empty too.
     pub missing: MissingValues,
     /// Scale features, and values to predict, to a mean of 0 and a standard deviation of 1 over the
     /// training rows. Predictions are in the units of the file.

@@ -60,7 +60,7 @@ pub use source::{Field, LabelKind, LabelScale, Source};
 pub use stratified::StratifiedSplit;
 pub use synthetic::Synthetic;
 pub use synthetic_tokens::SyntheticTokens;
-pub use table::{Table, TableSplits, column_names};
+pub use table::{SurveyedColumn, Table, TableSplits, column_names, survey};
 pub use text::Text;
 pub use tokens::Tokens;
 

@@ -44,6 +44,11 @@ pub struct LabelScale {
     pub deviation: f64,
 }
 
+impl LabelScale {
+    /// Values as they are.
+    pub const NONE: Self = Self { mean: 0.0, deviation: 1.0 };
+}
+
 /// Examples with the ids 0 to [`Self::num_examples`] - 1. What is read depends on id and epoch
 /// only, so that any process can read any example in any order, and repeatedly.
 pub trait Source: Send + Sync {

@@ -1,6 +1,7 @@
 //! What the program waits for, shown on stderr if that takes long.
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,20 +17,20 @@ const ON_TERMINAL: Duration = Duration::from_secs(1);
 /// Elsewhere there is a line after this time, and after each time that is twice as long.
 const FIRST_LINE: Duration = Duration::from_secs(5);
 
-static WAIT: Mutex<Option<Wait>> = Mutex::new(None);
+/// The last to begin is shown. Runs of several threads may have some at the same time.
+static WAITS: Mutex<Vec<Wait>> = Mutex::new(vec![]);
+static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// Something that takes time, from now until this is dropped. If it takes long, stderr says what it
 /// is and how long it has taken: on a terminal in the line at the bottom, elsewhere in a line now
 /// and then.
-///
-/// One thread has these, the one that a user would call "the program": each ends before those from
-/// before it do.
 #[must_use]
 pub struct Waiting {
-    outer: Option<Wait>,
+    id: u64,
 }
 
 struct Wait {
+    id: u64,
     what: Cow<'static, str>,
     /// The parts of the work that are done, of all of them.
     done: Option<(u64, u64)>,
@@ -44,14 +45,15 @@ impl Waiting {
         static MONITOR: Once = Once::new();
         // Without a thread nothing is shown, which is no reason to fail.
         MONITOR.call_once(|| drop(thread::Builder::new().name("waiting".into()).spawn(monitor)));
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let (what, since) = (what.into(), Instant::now());
-        let wait = Wait { what, done: None, since, num_lines: 0, is_on_terminal: false };
-        Self { outer: lock().replace(wait) }
+        lock().push(Wait { id, what, done: None, since, num_lines: 0, is_on_terminal: false });
+        Self { id }
     }
 
     /// Says how far it is.
     pub fn set_done(&self, num_parts: u64, of: u64) {
-        if let Some(wait) = &mut *lock() {
+        if let Some(wait) = lock().iter_mut().find(|wait| wait.id == self.id) {
             wait.done = Some((num_parts, of));
         }
     }
@@ -59,7 +61,11 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let ended = std::mem::replace(&mut *lock(), self.outer.take());
+        let ended: Option<Wait> = {
+            let mut waits = lock();
+            let place = waits.iter().position(|wait| wait.id == self.id);
+            place.map(|place| waits.remove(place))
+        };
         if ended.is_some_and(|wait| wait.is_on_terminal) {
             with_bottom(|bottom| {
                 drop(bottom.take_if(|bar| !bar.has_steps()));
@@ -87,16 +93,16 @@ impl Wait {
     }
 }
 
-fn lock() -> MutexGuard<'static, Option<Wait>> {
-    WAIT.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock() -> MutexGuard<'static, Vec<Wait>> {
+    WAITS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn monitor() {
     loop {
         thread::sleep(TICK);
         // Locked until it is shown, so that no line of a wait comes after its end.
-        let mut wait = lock();
-        let Some(wait) = &mut *wait else { continue };
+        let mut waits = lock();
+        let Some(wait) = waits.last_mut() else { continue };
         let elapsed = wait.since.elapsed();
         if !is_shown() {
             if let Some(line) = wait.due_line(elapsed) {
@@ -120,6 +126,7 @@ mod tests {
     #[test]
     fn lines_come_more_and_more_rarely() {
         let mut wait = Wait {
+            id: 0,
             what: "reading".into(),
             done: None,
             since: Instant::now(),

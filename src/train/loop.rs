@@ -270,8 +270,12 @@ impl<'a> Loop<'a> {
     fn say_why_early(&mut self) {
         let patience = self.job.config.train.patience;
         let best = self.recorder.progress().best_eval;
+        let kept = match (self.job.config.checkpoint.keep_best, &self.saver) {
+            (true, Some(_)) => ", whose state `lockstep checkpoint list` shows",
+            _ => "; checkpoint.keep_best = true keeps its state",
+        };
         let best = best.map_or("none was finite".to_owned(), |best| {
-            format!("the best was after step {}", best.step + 1)
+            format!("the best was after step {}{kept}", best.step + 1)
         });
         self.recorder.say(&format!(
             "ended early: no better evaluation in the last {patience} ({best}; train.patience = \

@@ -180,10 +180,13 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     trainer.check_metrics(job.config.train.best_metric.as_deref())?;
     processes.say(&describe_devices(&client, job.config));
     processes.say(&describe_batch(&run));
-    if let Some(classes) = describe_classes(&*job.splits.train) {
+    if let Some(classes) = describe_classes(&*job.splits.train, &*job.splits.eval) {
         processes.say(&classes);
     }
     processes.say(&describe_synchronisation(&trainer, &job.config.parallel));
+    if options.out.is_none() {
+        processes.say("the model will not be saved; --out DIR saves it");
+    }
     let waiting = processes.waiting("reading the checkpoint");
     beginning.restore(processes, &mut trainer)?;
     drop(waiting);

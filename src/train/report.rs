@@ -6,12 +6,14 @@ use hlo::{Axis, AxisSet, Graph, LeafSpec, Mesh, Tree, counted};
 
 use super::{Run, Trainer};
 use crate::config::{ParallelConfig, shorten};
-use crate::data::Source;
+use crate::data::{LabelKind, LabelScale, Source};
 use crate::parallel::{LeafTotals, ShardingReport};
 use crate::step::{OPT_STATE, PARAMS};
 
 /// Classes that a message lists.
 const MAX_CLASSES: usize = 10;
+/// Share of the most frequent class beyond which accuracy says little.
+const MAX_SHARE: f64 = 0.8;
 
 /// The sizes that make up the global batch, the length of the run, and the sizes that examples are
 /// padded to.
@@ -27,21 +29,60 @@ pub fn describe_batch(run: &Run) -> String {
     )
 }
 
-/// The names of the classes with their numbers, if they have names; a few of many.
-pub fn describe_classes(source: &dyn Source) -> Option<String> {
-    let labels = source.labels();
+/// What is predicted, if it has names: the classes with their numbers, a few of many; and what a
+/// model gets right that always says the most frequent one, if that is most of `eval`.
+pub fn describe_classes(train: &dyn Source, eval: &dyn Source) -> Option<String> {
+    let labels = train.labels();
+    if labels.is_empty() {
+        return None;
+    }
+    let list = |name: &dyn Fn((usize, &String)) -> String| {
+        let shown = labels.iter().enumerate().take(MAX_CLASSES).map(name);
+        let more = match labels.len().saturating_sub(MAX_CLASSES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!("{}{more}", shown.collect::<Vec<_>>().join(", "))
+    };
+    match train.label_kind() {
+        LabelKind::Values(scales) => {
+            let value = |(index, name): (usize, &String)| match scales.get(index) {
+                Some(scale) if *scale != LabelScale::NONE => format!(
+                    "{:?} (the loss is that of ({} - {:.4}) / {:.4})",
+                    shorten(name),
+                    shorten(name),
+                    scale.mean,
+                    scale.deviation
+                ),
+                _ => format!("{:?}", shorten(name)),
+            };
+            return Some(format!("values: {}", list(&value)));
+        }
+        LabelKind::Labels => {
+            return Some(format!("labels: {}", list(&|(_, name)| format!("{:?}", shorten(name)))));
+        }
+        LabelKind::Class => {}
+    }
     let are_numbers = labels.iter().enumerate().all(|(class, name)| *name == class.to_string());
-    let name = |(class, name): (usize, &String)| match are_numbers {
+    let class = |(class, name): (usize, &String)| match are_numbers {
         true => name.clone(),
         false => format!("{class} {:?}", shorten(name)),
     };
-    let shown =
-        labels.iter().enumerate().take(MAX_CLASSES).map(name).collect::<Vec<_>>().join(", ");
-    let more = match labels.len().saturating_sub(MAX_CLASSES) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
+    let counts = eval.class_counts().unwrap_or_default();
+    let most = counts.iter().enumerate().max_by_key(|(_, count)| **count);
+    let share = most
+        .map(|(class, count)| (class, *count as f64 / counts.iter().sum::<u64>().max(1) as f64));
+    let frequent = match share.filter(|(_, share)| *share > MAX_SHARE) {
+        None => String::new(),
+        Some((class, share)) => format!(
+            "\n{:?} is the class of {:.1} % of the evaluation examples: an accuracy of {share:.4} is \
+             that of always saying so. `lockstep evaluate` has precision, recall and F1 of each \
+             class, and train.class_weights = \"balanced\" lets rare ones count more",
+            shorten(&labels[class]),
+            100.0 * share
+        ),
     };
-    (!labels.is_empty()).then(|| format!("classes: {shown}{more}"))
+    Some(format!("classes: {}{frequent}", list(&class)))
 }
 
 /// The sizes that batches have, if there are several.

@@ -284,7 +284,7 @@ fn parameters_to_start_from() {
     let cases: [(&Path, &[&str]); 4] = [
         (&other_model, &["`blocks.0.linear.weight` is F32[8, 64]", "model's is f32[256, 64]"]),
         (&damaged, &["cannot read the parameters", "damaged"]),
-        (Path::new(DIGITS), &["digits.toml: it is not a safetensors file, or it is damaged"]),
+        (Path::new(DIGITS), &["digits.toml: it is not a model, which is the --out"]),
         (&dir.path().join("nowhere"), &["cannot read the parameters", "nowhere"]),
     ];
     // Files hold whole parameters, whatever the mesh.

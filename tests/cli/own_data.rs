@@ -269,6 +269,25 @@ fn a_configuration_to_begin_with() {
         "schedule.warmup=none",
     ])
     .succeeded();
+    // As tables are: with a column that only tells rows apart, empty cells, and `\r\n`.
+    let rows: String = (0..60)
+        .map(|row| {
+            let size = if row % 20 == 7 { String::new() } else { noise(row).to_string() };
+            format!("c{row},{row},{size},{}\r\n", ["a", "b"][row % 2])
+        })
+        .collect();
+    let real = file(dir.path(), "real.csv", format!("code,row_id,size,kind\r\n{rows}").as_bytes());
+    let to = dir.path().join("real.toml");
+    let outcome = init(&["tabular", "--data", text(&real), "--to", text(&to)]).succeeded();
+    for expected in [
+        "code has another word in each row, row_id has another whole number in each row",
+        "the mean of the column is taken for 3 empty cells in size",
+        "it predicts 2 classes: a, b",
+    ] {
+        assert!(outcome.stderr.contains(expected), "{expected}: {}", outcome.stderr);
+    }
+    let shown = lockstep(&["data", text(&to)]).succeeded().stdout;
+    assert!(shown.contains("f32[1]") && shown.contains("3 empty cells in size"), "{shown}");
     for (args, expected) in [
         (vec!["tabular", "--data", text(&table)], "exists; choose another name"),
         (vec!["tabular", "--data", "/nowhere.csv"], "there is no /nowhere.csv"),

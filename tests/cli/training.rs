@@ -399,7 +399,10 @@ fn several_steps_in_a_launch_change_nothing_but_the_time() {
 fn without_json_the_outcome_is_a_line() {
     let done = lockstep(&train_args(&["train.epochs=1", "mesh.data=1"], &[])).succeeded();
     let line = done.stdout.trim_end();
-    assert!(line.starts_with("test accuracy 0.") && line.ends_with(" after 22 steps"), "{line}");
+    assert!(
+        line.starts_with("evaluation: accuracy 0.") && line.ends_with(" after 22 steps"),
+        "{line}"
+    );
 }
 
 #[test]

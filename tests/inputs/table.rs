@@ -181,7 +181,7 @@ fn bad_tables_are_named_by_line_and_column() {
         ("a.csv", b"x,,y\n1,2,0\n".to_vec(), "column 2 has no name"),
         ("a.csv", b"1,2\n3,4\n".to_vec(), "the names of the columns are numbers"),
         ("a.csv", b"x,z\n1,0\n".to_vec(), "there is no column \"y\""),
-        ("a.csv", b"y\n1\n2\n".to_vec(), "no column but the target"),
+        ("a.csv", b"y\n1\n2\n".to_vec(), "no column is left but the target"),
         ("a.csv", b"x,y\n1,0\n2\n".to_vec(), "line 3: 1 column, but a row has 2"),
         ("a.csv", b"x,y\n1,0\n2,1,3\n".to_vec(), "line 3: 3 columns, but a row has 2"),
         ("a.csv", b"x,y\n1,0\ninf,1\n".to_vec(), "line 3: column \"x\": inf is not finite"),
@@ -221,4 +221,34 @@ fn bad_tables_are_named_by_line_and_column() {
     let features = TableConfig { features: patterns(&["x", "y"]), ..whole(&path, "y") };
     let error = open(&features, LossConfig::Auto).err().unwrap();
     assert!(error.contains("names the target"), "{error}");
+}
+
+/// Excel and Python's `csv` write `\r\n`.
+#[test]
+fn lines_are_counted_alike_with_any_line_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    for contents in ["x,y\n1,0\n\n2,1\nhi,0\n", "x,y\n\"a\nb\",0\n2,1\n3,\n", "x,y\n1,0\n2,NA\n"] {
+        let problem = |contents: &str| {
+            let path = write(dir.path(), "a.csv", contents);
+            let error = open(&whole(&path, "y"), LossConfig::Auto).err().unwrap();
+            let at = error.find(" line ").unwrap();
+            error[at..].to_owned()
+        };
+        assert_eq!(problem(&contents.replace('\n', "\r\n")), problem(contents));
+    }
+}
+
+#[test]
+fn columns_are_excluded_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows: String = (0..1500).map(|row| format!("c{row},{},{}\n", row % 7, row % 2)).collect();
+    let path = write(dir.path(), "a.csv", format!("id,x,y\n{rows}"));
+    let config = whole(&path, "y");
+    let error = open(&config, LossConfig::Auto).err().unwrap();
+    assert!(error.contains("set data.exclude = [\"id\"]"), "{error}");
+    let exclude = |name: &str| TableConfig { exclude: patterns(&[name]), ..config.clone() };
+    let splits = open(&exclude("i*"), LossConfig::Auto).unwrap();
+    assert_eq!(splits.train.fields()[0].dims, [1]);
+    let error = open(&exclude("ids"), LossConfig::Auto).err().unwrap();
+    assert!(error.contains("data.exclude: no column matches \"ids\""), "{error}");
 }

@@ -28,7 +28,7 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
         is_own: output::never,
     });
     to.map_or(Ok(()), |file| file.check())?;
-    let format = OutputFormat::of(args.to.as_deref());
+    let format = OutputFormat::of(args.to.as_deref())?;
     let saved = SavedModel::find(&args.model)?;
     let (config, classes) = match saved.config()? {
         Some((text, path)) => {

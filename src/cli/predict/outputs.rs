@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde_json::{Map, Value, json};
 
 use crate::data::{self, LabelKind, Source};
@@ -124,12 +124,20 @@ pub enum OutputFormat {
 }
 
 impl OutputFormat {
-    /// That of a file by its extension.
-    pub fn of(path: Option<&Path>) -> Self {
-        match path.and_then(Path::extension).and_then(|extension| extension.to_str()) {
-            Some("csv") => Self::Csv,
-            Some("npy") => Self::Npy,
-            _ => Self::Lines,
+    /// That of a file by its extension; lines without a file.
+    ///
+    /// # Errors
+    /// Another extension.
+    pub fn of(path: Option<&Path>) -> Result<Self> {
+        let Some(path) = path else { return Ok(Self::Lines) };
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("csv") => Ok(Self::Csv),
+            Some("npy") => Ok(Self::Npy),
+            Some("jsonl" | "json") => Ok(Self::Lines),
+            _ => bail!(
+                "--to: {} must end in .jsonl (a line of JSON for each example), .csv or .npy",
+                path.display()
+            ),
         }
     }
 }

@@ -94,12 +94,20 @@ fn csv(path: &Path, text: &str, columns: &[&str]) -> Result<Vec<TextRow>, Error>
     let mut reader =
         ::csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(bytes);
     let mut records = vec![];
+    // The reader counts lines too low where `\r\n` ends them.
+    let (mut counted, mut num_lines) = (0, 0);
     for record in reader.records() {
         let record = record.map_err(|error| Error::Table {
             path: path.to_owned(),
             problem: format!("it is not CSV: {error}"),
         })?;
-        let line = record.position().map_or(0, |position| position.line() as usize);
+        let start = record.position().map_or(0, |position| position.byte() as usize);
+        let start = start.min(text.len());
+        let line_ends = text[start..].bytes().take_while(|byte| [b'\r', b'\n'].contains(byte));
+        let start = start + line_ends.count();
+        num_lines += text[counted..start].bytes().filter(|byte| *byte == b'\n').count();
+        counted = start;
+        let line = num_lines + 1;
         records.push((line, record));
     }
     // Without an open quote, the last record is the sentinel alone.

@@ -180,9 +180,13 @@ impl TextFile<'_> {
         delimiter: Option<u8>,
         sink: &mut dyn RowSink,
     ) -> Result<(), Error> {
-        let delimiter = match delimiter {
-            Some(delimiter) => delimiter,
-            None => delimiter_of(reader.fill_buf().map_err(|source| self.unreadable(source))?),
+        let head = reader.fill_buf().map_err(|source| self.unreadable(source))?;
+        let delimiter = delimiter.unwrap_or_else(|| delimiter_of(head));
+        // Where `\r` ends a record, the reader counts the line of the next one too low. The `\r` at
+        // the end of a cell is trimmed.
+        let terminator = match head.contains(&b'\n') {
+            true => ::csv::Terminator::Any(b'\n'),
+            false => ::csv::Terminator::CRLF,
         };
         let since_row = Rc::new(Shared::new(0));
         let limited = Limited { inner: reader, since_row: since_row.clone() };
@@ -190,6 +194,7 @@ impl TextFile<'_> {
             .has_headers(false)
             .flexible(true)
             .delimiter(delimiter)
+            .terminator(terminator)
             .from_reader(limited.chain(SENTINEL.as_bytes()));
         let mut record = ::csv::ByteRecord::new();
         let mut header: Option<(usize, Vec<usize>)> = None;
@@ -223,6 +228,9 @@ impl TextFile<'_> {
                 let problem = "a double quote is opened and never closed; close it, or double a \
                                quote inside of quotes";
                 return Err(self.at(line, problem.to_owned()));
+            }
+            if record.len() == 1 && record.get(0) == Some(b"\r") {
+                continue;
             }
             let Some((num_columns, wanted)) = &header else {
                 for cell in &record {

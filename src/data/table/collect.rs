@@ -9,7 +9,10 @@ use crate::config::{ColumnEncoding, MissingValues, TableConfig, shorten};
 /// Rows by which a column is known to be of numbers or of names.
 const NUM_SNIFFED: usize = 10_000;
 /// Most different names of a feature: each is an input of the model.
-const MAX_CATEGORIES: usize = 1000;
+pub(super) const MAX_CATEGORIES: usize = 1000;
+/// What to do about a column that a model was trained on.
+const LEARNED_COLUMNS: &str = "the model was trained on that column: give one that name in the \
+                               first line of the file";
 /// Most different names of a target.
 const MAX_CLASSES: usize = 10_000;
 
@@ -139,7 +142,7 @@ impl<'c> Collector<'c> {
                     let (line, text) = odd.take().unwrap_or_default();
                     let problem = format!(
                         "{:?} {found}, but most of its cells {most}; correct it, list the column \
-                         in data.categorical, or leave it out of data.features",
+                         in data.categorical, or in data.exclude",
                         shorten(&text)
                     );
                     let column = Some(feature.name.clone());
@@ -176,14 +179,13 @@ impl<'c> Collector<'c> {
                         .to_owned()));
                 }
                 (_, Cell::Missing) => f64::NAN,
-                (None, cell) => finite(cell).map_err(at)?,
+                (None, cell) => finite(cell, !self.config.columns.is_empty()).map_err(at)?,
                 (Some(names), cell) => {
                     let code = names.code(&cell.text());
                     if names.texts.len() > MAX_CATEGORIES {
                         return Err(at(format!(
                             "it has more than {MAX_CATEGORIES} different names, each of which \
-                             would be an input of the model; leave the column out of \
-                             data.features"
+                             would be an input of the model; set data.exclude = [{name:?}]"
                         )));
                     }
                     f64::from(code)
@@ -227,23 +229,23 @@ impl RowSink for Collector<'_> {
     fn columns(&mut self, names: &[String]) -> Result<Vec<usize>, String> {
         check_names(names)?;
         let targets: &[String] = if self.with_targets { &self.config.target.0 } else { &[] };
-        let place = |name: &str, key: &str| {
+        let place = |name: &str, advice: &str| {
             names.iter().position(|other| other == name).ok_or_else(|| {
                 format!(
-                    "there is no column {name:?}; the columns are {}; set {key}",
+                    "there is no column {name:?}; the columns are {}; {advice}",
                     shorten(&format!("{names:?}"))
                 )
             })
         };
         let targets = targets
             .iter()
-            .map(|name| place(name, "data.target"))
+            .map(|name| place(name, "set data.target"))
             .collect::<Result<Vec<_>, String>>()?;
         let chosen = match &self.config.columns[..] {
             [] => chosen(self.config, names)?,
             learned => learned
                 .iter()
-                .map(|column| place(&column.name, "data.features, or begin a new run"))
+                .map(|column| place(&column.name, LEARNED_COLUMNS))
                 .collect::<Result<_, String>>()?,
         };
         for column in &chosen {
@@ -308,9 +310,10 @@ impl RowSink for Collector<'_> {
 
 /// The columns that the model sees.
 fn chosen(config: &TableConfig, names: &[String]) -> Result<Vec<usize>, String> {
-    let TableConfig { features, categorical, target, .. } = config;
+    let TableConfig { features, categorical, exclude, target, .. } = config;
     let all: Vec<_> = names.iter().map(String::as_str).collect();
-    for (key, patterns) in [("features", features), ("categorical", categorical)] {
+    let all_patterns = [("features", features), ("categorical", categorical), ("exclude", exclude)];
+    for (key, patterns) in all_patterns {
         if let Some(pattern) = patterns.unmatched(&all) {
             return Err(format!(
                 "data.{key}: no column matches {pattern:?}; the columns are {}",
@@ -324,11 +327,17 @@ fn chosen(config: &TableConfig, names: &[String]) -> Result<Vec<usize>, String> 
              remove it from one of both"
         ));
     }
-    let is_feature =
-        |name: &String| (features.is_empty() || features.matches(name)) && !target.0.contains(name);
+    let is_feature = |name: &String| {
+        (features.is_empty() || features.matches(name))
+            && !exclude.matches(name)
+            && !target.0.contains(name)
+    };
     let chosen: Vec<_> = (0..names.len()).filter(|column| is_feature(&names[*column])).collect();
     match chosen.is_empty() {
-        true => Err("it has no column but the target; set data.features or data.target".to_owned()),
+        true => {
+            Err("no column is left but the target; set data.features, data.exclude or data.target"
+                .to_owned())
+        }
         false => Ok(chosen),
     }
 }
@@ -357,7 +366,7 @@ fn check_names(names: &[String]) -> Result<(), String> {
 }
 
 /// The number in a cell.
-fn finite(cell: &Cell<'_>) -> Result<f64, String> {
+fn finite(cell: &Cell<'_>, is_learned: bool) -> Result<f64, String> {
     match cell.number() {
         // Models take f32.
         Some(number) if (number as f32).is_finite() => Ok(number),
@@ -366,9 +375,9 @@ fn finite(cell: &Cell<'_>) -> Result<f64, String> {
         }
         Some(number) => Err(format!("{number} is not finite; correct it or remove the row")),
         None => Err(format!(
-            "{:?} is no number, but the column has numbers; correct it, or list the column in \
-             data.categorical",
-            shorten(&cell.text())
+            "{:?} is no number, but the column has numbers; correct it{}",
+            shorten(&cell.text()),
+            if is_learned { "" } else { ", or list the column in data.categorical" }
         )),
     }
 }

@@ -2,7 +2,8 @@
 //! files.
 //!
 //! `cells.rs` reads the formats, `collect.rs` finds out which columns are numbers, `rows.rs` keeps
-//! the values, and `encode.rs` makes of them what the model sees.
+//! the values, and `encode.rs` makes of them what the model sees. `survey.rs` looks at a table for
+//! `lockstep init`.
 
 mod cells;
 mod collect;
@@ -10,6 +11,7 @@ mod encode;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod rows;
+mod survey;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,6 +27,8 @@ use crate::config::{ColumnEncoding, DataConfig, TableConfig, shorten};
 use cells::{Cell, RowFault, RowSink};
 use collect::{Collected, Collector};
 use encode::FeatureEncoder;
+
+pub use survey::{SurveyedColumn, survey};
 
 /// One part of a table. Field `x` is f32 `[num_inputs]`: a number, scaled, for each column of
 /// numbers, and a 0 or 1 for each name of a column of names. Field `y` is i32 `[]`, the class; or

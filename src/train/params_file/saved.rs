@@ -22,6 +22,9 @@ pub(super) const HF_FILE: &str = "model.safetensors";
 /// The file that names them if there are several.
 pub(super) const HF_INDEX: &str = "model.safetensors.index.json";
 
+/// Extensions of files that hold data or a configuration, and no model.
+const OTHER_FILES: [&str; 8] = ["csv", "tsv", "jsonl", "parquet", "npy", "npz", "txt", "toml"];
+
 /// A model that was saved.
 #[derive(Debug)]
 pub enum SavedModel {
@@ -102,6 +105,12 @@ impl SavedModel {
         if !path.is_dir() {
             let failed = Error::unreadable_params(path);
             path.metadata().map_err(|error| failed(error.to_string()))?;
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            if extension.is_some_and(|extension| OTHER_FILES.contains(&extension)) {
+                let problem = "it is not a model, which is the --out of a run, a checkpoint, or a \
+                               .safetensors file or a folder with one";
+                return Err(failed(problem.to_owned()));
+            }
             let (path, files) = (path.to_owned(), vec![path.to_owned()]);
             return Ok(Self::Files { path, files });
         }
