@@ -58,8 +58,8 @@ pub struct TableConfig {
     #[schemars(extend("values" = "list of different strings, none or two or more"))]
     pub labels: Vec<String>,
     /// What to do about an empty cell of a feature: refuse the file, or take the mean of its column
-    /// (of categories, none of them). A cell with `NA`, `N/A`, `n/a`, `NaN`, `nan`, `null`, `NULL` or
-    /// `None` is empty too.
+    /// (of categories, none of them). A cell with `NA`, `N/A`, `n/a`, `NaN`, `nan`, `null`, `NULL`
+    /// or `None` is empty too.
     pub missing: MissingValues,
     /// Scale features, and values to predict, to a mean of 0 and a standard deviation of 1 over the
     /// training rows. Predictions are in the units of the file.
