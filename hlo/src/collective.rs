@@ -1,6 +1,39 @@
 //! Collectives. Their [`Groups`] are given by mesh axes and listed when the graph is lowered.
 
+use std::fmt;
+
 use crate::{AxisSet, Groups, Op, Reduction, Tensor, Tracer};
+
+/// An algorithm for all_reduce. A rewrite may write one as ops; else the backend chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// A ring through all devices, or as many parallel rings as a group has links to the network.
+    Ring,
+    /// Two pipelined trees.
+    Tree,
+    /// reduce_scatter in the group, all_reduce over the network, all_gather in the group.
+    Hierarchical,
+}
+
+impl Algorithm {
+    /// All algorithms.
+    pub const ALL: [Algorithm; 3] = [Self::Ring, Self::Tree, Self::Hierarchical];
+
+    /// The name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::Tree => "tree",
+            Self::Hierarchical => "hierarchical",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
 impl Tracer {
     /// This replica's index along `axes`, row-major over them: a u32 scalar.
@@ -29,6 +62,25 @@ impl<'g> Tensor<'g> {
     pub fn vary(self, axes: impl Into<AxisSet>) -> Tensor<'g> {
         let axes = axes.into().minus(self.varying());
         if axes.is_empty() { self } else { self.tracer().apply(Op::Vary { axes }, &[self]) }
+    }
+
+    /// The same value, typed as not varying over `axes`. All replicas of a group along them must
+    /// have it, bit for bit; see [`Op::Replicated`]. Axes over which the tensor does not vary are
+    /// ignored.
+    #[must_use]
+    #[track_caller]
+    pub fn replicated(self, axes: impl Into<AxisSet>) -> Tensor<'g> {
+        let axes = axes.into().intersection(self.varying());
+        if axes.is_empty() { self } else { self.tracer().apply(Op::Replicated { axes }, &[self]) }
+    }
+
+    /// [`Self::all_gather`] over all replicas along `axes`, typed as what it is: the same on all of
+    /// them. In its VJP each replica gets its piece of the cotangent.
+    #[must_use]
+    #[track_caller]
+    pub fn all_gather_replicated(self, dim: usize, axes: impl Into<AxisSet>) -> Tensor<'g> {
+        let axes = axes.into();
+        self.all_gather(dim, axes).replicated(axes)
     }
 
     /// Reduction over each replica group. All replicas of a group get the same result: over whole

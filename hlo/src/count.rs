@@ -307,6 +307,7 @@ fn work(graph: &Graph, node: &Node) -> Work {
         | Op::OptimizationBarrier
         | Op::ReplicaId { .. }
         | Op::Vary { .. }
+        | Op::Replicated { .. }
         | Op::StopGradient => Work::Nothing,
     }
 }

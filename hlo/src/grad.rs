@@ -291,6 +291,10 @@ fn rule<'g>(
         Op::BlockBoundary => one(ct.block_boundary()),
         Op::OptimizationBarrier => Ok(barrier(ct.tracer(), cotangents)),
         Op::Vary { axes } => one(ct.all_reduce(Reduction::Sum, *axes)),
+        Op::Replicated { axes } => {
+            let group_size = ct.tracer().mesh().group_size(*axes);
+            one((ct / group_size as f64).vary(*axes))
+        }
         Op::AllReduce { reduction: Reduction::Sum, groups } => {
             let back = |ct: Tensor<'g>| match groups.is_whole() {
                 true => ct.vary(groups.axes()),

@@ -2,8 +2,8 @@
 //!
 //! The rules for `varying`: operands of an op must vary over the same axes, because gradients are
 //! lost where a replicated value is mixed with one that differs between replicas (see `grad`).
-//! [`Op::Vary`] adds axes, [`Op::AllReduce`] over whole groups removes them; other collectives keep
-//! theirs. The results of a loop also vary over the axes of its condition.
+//! [`Op::Vary`] adds axes, [`Op::Replicated`] and [`Op::AllReduce`] over whole groups remove them;
+//! other collectives keep theirs. The results of a loop also vary over the axes of its condition.
 
 use crate::ops::{case, gather, top_k};
 use crate::region;
@@ -217,6 +217,12 @@ fn results(op: &Op, t: &[&TensorType], mesh: &Mesh) -> Types {
                 format!("the operand already varies over some of {axes}")
             })?;
             one(t[0].clone().varying(t[0].varying | *axes))
+        }
+        Op::Replicated { axes } => {
+            ensure(axes.is_subset(t[0].varying), || {
+                format!("the operand does not vary over all of {axes}")
+            })?;
+            one(t[0].clone().varying(t[0].varying.minus(*axes)))
         }
         Op::StopGradient => one(t[0].clone()),
         Op::AllReduce { reduction, groups } => all_reduce(t, *reduction, *groups, mesh),

@@ -31,12 +31,25 @@ pub struct LeafSpec {
     /// Number of leading dims that count rows: one for each `*` in the path, 0 for an ordinary
     /// leaf. They are not cut.
     pub num_stacked: usize,
+    /// Its value on a mesh of other sizes.
+    pub on_other_mesh: OnOtherMesh,
+}
+
+/// What becomes of a leaf that is restored on a mesh of other sizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnOtherMesh {
+    /// Nothing: its dims do not depend on the mesh.
+    #[default]
+    Exact,
+    /// Dim 0 counts replicas, and only the sum over them matters: each gets an equal share of it.
+    SumThenSplit,
 }
 
 impl LeafSpec {
     /// A leaf of these global dims, cut as `sharding` says.
     pub fn new(dtype: DType, dims: &[usize], sharding: Sharding) -> Self {
-        Self { dtype, dims: dims.to_vec(), sharding, num_stacked: 0 }
+        let on_other_mesh = OnOtherMesh::Exact;
+        Self { dtype, dims: dims.to_vec(), sharding, num_stacked: 0, on_other_mesh }
     }
 
     /// A leaf that every replica holds whole.
@@ -68,7 +81,8 @@ impl LeafSpec {
     #[must_use]
     pub fn row(&self) -> Self {
         let sharding = Sharding::new(&self.sharding.dims()[self.num_stacked..]);
-        Self::new(self.dtype, &self.dims[self.num_stacked..], sharding)
+        let row = Self::new(self.dtype, &self.dims[self.num_stacked..], sharding);
+        Self { on_other_mesh: self.on_other_mesh, ..row }
     }
 
     /// The leading dims that count rows.

@@ -40,6 +40,7 @@ mod types;
 mod verify;
 mod window;
 
+pub use collective::Algorithm;
 pub use communication::{Communication, communication};
 pub use count::{Cost, MatmulCost, count};
 pub use counted::counted;
@@ -49,9 +50,9 @@ pub use grad::{grad, vjp};
 pub use graph::{Graph, Input, Node, Output, ValueId};
 pub use groups::{Groups, UnevenGroups};
 pub use interp::{InterpError, interpret};
-pub use leaf_spec::LeafSpec;
+pub use leaf_spec::{LeafSpec, OnOtherMesh};
 pub use literal::{Element, Literal};
-pub use mesh::{Axis, AxisSet, Mesh, Sharding, UnevenShard};
+pub use mesh::{Axis, AxisSet, Mesh, MeshSizes, Sharding, UnevenShard};
 pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
 pub use ops::{
     Branch, Convolution, ConvolutionDims, CustomCall, CustomVjp, Layouts, Operand, Threefry, Window,

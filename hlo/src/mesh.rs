@@ -104,10 +104,25 @@ impl fmt::Display for AxisSet {
 /// that traces on one replica traces on many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
-    sizes: [usize; Axis::ALL.len()],
+    sizes: MeshSizes,
+}
+
+/// A size for each of [`Axis::ALL`].
+pub type MeshSizes = [usize; Axis::ALL.len()];
+
+impl From<MeshSizes> for Mesh {
+    /// # Panics
+    /// If a size is 0.
+    fn from(sizes: MeshSizes) -> Self {
+        let sizes: Vec<_> = Axis::ALL.into_iter().zip(sizes).collect();
+        Self::new(&sizes)
+    }
 }
 
 impl Mesh {
+    /// The axes over which a global batch is split. Replicas that differ only along others have the
+    /// same examples.
+    pub const BATCH_AXES: AxisSet = AxisSet(1 << Axis::Data as u8 | 1 << Axis::Fsdp as u8);
     /// A mesh of one replica.
     pub const SINGLE: Mesh = Mesh { sizes: [1; Axis::ALL.len()] };
 
@@ -116,17 +131,28 @@ impl Mesh {
     /// # Panics
     /// If a size is 0.
     pub fn new(sizes: &[(Axis, usize)]) -> Self {
-        let mut mesh = Self::SINGLE;
-        for (axis, size) in sizes {
-            assert!(*size > 0, "mesh axis {} has size 0", axis.name());
-            mesh.sizes[*axis as usize] = *size;
-        }
-        mesh
+        sizes.iter().fold(Self::SINGLE, |mesh, (axis, size)| mesh.with(*axis, *size))
     }
 
     /// `num_replicas` along `data`.
     pub fn data(num_replicas: usize) -> Self {
         Self::new(&[(Axis::Data, num_replicas)])
+    }
+
+    /// The mesh with another size of one axis.
+    ///
+    /// # Panics
+    /// If the size is 0.
+    #[must_use]
+    pub fn with(mut self, axis: Axis, size: usize) -> Self {
+        assert!(size > 0, "mesh axis {} has size 0", axis.name());
+        self.sizes[axis as usize] = size;
+        self
+    }
+
+    /// The sizes of all axes, in the order of [`Axis::ALL`].
+    pub fn sizes(&self) -> MeshSizes {
+        self.sizes
     }
 
     /// Size of one axis.
@@ -137,6 +163,11 @@ impl Mesh {
     /// Number of replicas that differ only along `axes`: the size of each replica group.
     pub fn group_size(&self, axes: AxisSet) -> usize {
         axes.iter().map(|axis| self.size(axis)).product()
+    }
+
+    /// Number of pieces that a global batch is split into.
+    pub fn num_batch_shards(&self) -> usize {
+        self.group_size(Self::BATCH_AXES)
     }
 
     /// Number of replicas.

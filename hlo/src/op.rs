@@ -184,6 +184,13 @@ pub enum Op {
         /// The axes added to the type.
         axes: AxisSet,
     },
+    /// The operand, unchanged, typed as not varying over `axes`: all replicas of a group along
+    /// `axes` must have the same value, which the interpreter checks and a compiler cannot. Costs
+    /// nothing. In its VJP each of them gets an equal share of the cotangent.
+    Replicated {
+        /// The axes removed from the type.
+        axes: AxisSet,
+    },
     /// The operand, unchanged; gradients end here.
     StopGradient,
     /// Reduction over each replica group; variadic. Over whole groups the result varies over none
@@ -273,6 +280,7 @@ impl Op {
             Op::OptimizationBarrier => "optimization_barrier",
             Op::ReplicaId { .. } => "replica_id",
             Op::Vary { .. } => "vary",
+            Op::Replicated { .. } => "replicated",
             Op::StopGradient => "stop_gradient",
             Op::AllReduce { .. } => "all_reduce",
             Op::AllGather { .. } => "all_gather",

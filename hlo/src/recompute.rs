@@ -114,6 +114,7 @@ pub(crate) fn is_elementwise(op: &Op) -> bool {
             | Op::FusionBarrier
             | Op::StopGradient
             | Op::Vary { .. }
+            | Op::Replicated { .. }
     )
 }
 

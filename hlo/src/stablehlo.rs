@@ -228,7 +228,7 @@ impl Writer {
     fn node(&mut self, context: &mut RegionContext<'_>, node: &Node) {
         match &node.op {
             Op::Input { .. } => return,
-            Op::Vary { .. } | Op::StopGradient | Op::BlockBoundary => {
+            Op::Vary { .. } | Op::Replicated { .. } | Op::StopGradient | Op::BlockBoundary => {
                 context.names[node.result().index()] = context.name(node.operands[0]).to_owned();
                 return;
             }
@@ -606,6 +606,7 @@ fn expression(
         | Op::Case { .. }
         | Op::ReplicaId { .. }
         | Op::Vary { .. }
+        | Op::Replicated { .. }
         | Op::BlockBoundary
         | Op::StopGradient
         | Op::Threefry(_) => unreachable!("written by `Writer::node`"),

@@ -269,7 +269,7 @@ impl Tracer {
     }
 
     /// Runs `f` and records every op as part of the backward pass.
-    pub(crate) fn in_backward<T>(&self, f: impl FnOnce() -> T) -> T {
+    pub fn in_backward<T>(&self, f: impl FnOnce() -> T) -> T {
         let before = self.is_backward.replace(true);
         let result = f();
         self.is_backward.set(before);

@@ -185,9 +185,11 @@ fn kind(op: &Op) -> Kind {
         Op::FusionBarrier | Op::BlockBoundary => Kind::Kept,
         Op::Reduce { .. } => Kind::Reduction,
         Op::DynamicUpdateSlice => Kind::Update,
-        Op::Reshape { .. } | Op::BitcastConvert(_) | Op::Vary { .. } | Op::StopGradient => {
-            Kind::View
-        }
+        Op::Reshape { .. }
+        | Op::BitcastConvert(_)
+        | Op::Vary { .. }
+        | Op::Replicated { .. }
+        | Op::StopGradient => Kind::View,
         Op::Unary(_)
         | Op::Binary(_)
         | Op::Compare(_)

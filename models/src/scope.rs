@@ -23,7 +23,7 @@ pub struct Training<'g> {
 }
 
 /// A function that is applied to a parameter where a model uses it, including in the body of a scan
-/// or remat. With it, a policy that shards parameters can gather them at use.
+/// or remat. With it, parameters that are sharded can be gathered at their use.
 pub trait ParamUse {
     /// The whole parameter at `path`, from the tensor that the scope holds. It is converted to
     /// [`Parameter::used_in`] if it is not in that dtype yet. In the body of a scan it is the

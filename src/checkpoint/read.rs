@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use hlo::{LeafSpec, Literal, StackedRow, Tree, row_specs, rows};
+use hlo::{LeafSpec, Literal, OnOtherMesh, StackedRow, Tree, row_specs, rows};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -133,6 +133,12 @@ impl Checkpoint {
                 spec.global_type()
             )));
         }
+        if let Some(saved) = self.specs.get(path)
+            && spec.on_other_mesh == OnOtherMesh::SumThenSplit
+            && saved.dims != spec.dims
+        {
+            return Ok(shares(&self.leaf(path)?, spec, start, dims));
+        }
         let regions = regions(&self.specs, &self.rows, (path, spec), start, dims);
         let mut by_leaf = BTreeMap::<_, Vec<_>>::new();
         for region in regions.map_err(|row| self.missing(&row))? {
@@ -171,7 +177,12 @@ impl Checkpoint {
     fn check_rows(&self, declared: &Tree<LeafSpec>, saved: &Tree<LeafSpec>) -> Result<(), Error> {
         for (path, spec) in row_specs(declared).iter() {
             let found = saved.get(path).ok_or_else(|| self.missing(path))?;
-            if (found.dtype, &found.dims) != (spec.dtype, &spec.dims) {
+            let dims = |spec: &LeafSpec| match spec.on_other_mesh {
+                OnOtherMesh::Exact => spec.dims.clone(),
+                OnOtherMesh::SumThenSplit => spec.dims.get(1..).unwrap_or_default().to_vec(),
+            };
+            let found_dims = dims(&LeafSpec { on_other_mesh: spec.on_other_mesh, ..found.clone() });
+            if (found.dtype, found_dims) != (spec.dtype, dims(spec)) {
                 return Err(self.misfit(format!(
                     "`{path}` is {} there, but {} in this run",
                     found.global_type(),
@@ -252,6 +263,19 @@ impl Checkpoint {
     fn misfit(&self, reason: String) -> Error {
         Error::Misfit { path: self.location.clone(), reason }
     }
+}
+
+/// The rectangle of a leaf that gives each of `spec`'s replicas an equal share of the sum over
+/// those of `saved`.
+fn shares(saved: &Literal, spec: &LeafSpec, start: &[usize], dims: &[usize]) -> Literal {
+    let values = saved.to_f64();
+    let num_shares = spec.dims[0];
+    let size = spec.dims[1..].iter().product::<usize>();
+    let share: Vec<f64> = (0..size)
+        .map(|i| values.iter().skip(i).step_by(size.max(1)).sum::<f64>() / num_shares as f64)
+        .collect();
+    let all = Literal::from_f64(spec.dtype, &spec.dims, &share.repeat(num_shares));
+    all.slice(start, dims)
 }
 
 fn read_whole(source: &dyn CheckpointSource, name: &str) -> io::Result<Vec<u8>> {

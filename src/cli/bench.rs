@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::Result;
-use hlo::{Axis, Mesh, counted};
+use hlo::{Mesh, counted};
 
 use super::args::{BenchArgs, ConfigArgs};
 use super::changes::argument;
@@ -44,8 +44,7 @@ fn worker(config: &ConfigArgs, mesh: Mesh) -> io::Result<Command> {
     for set in config.sets() {
         command.args(argument(&set));
     }
-    command.args(["--data", &mesh.size(Axis::Data).to_string()]);
-    command.args(["--fsdp", &mesh.size(Axis::Fsdp).to_string()]);
+    command.args(["--mesh", &mesh.sizes().map(|size| size.to_string()).join(",")]);
     command.args(["--steps", &OP_STEPS.to_string()]);
     Ok(command)
 }

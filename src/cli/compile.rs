@@ -98,11 +98,8 @@ pub fn serve(dir: &Path) -> Result<ExitCode> {
 /// The fewest devices that the configuration's mesh can have if one axis grows with their number.
 fn smallest_mesh(args: &ConfigArgs) -> Result<usize> {
     let mesh = Config::load(&args.config, &args.sets())?.mesh;
-    Ok(match (mesh.data, mesh.fsdp) {
-        (_, AutoOr::Value(fsdp)) => fsdp,
-        (AutoOr::Value(data), AutoOr::Auto) => data,
-        (AutoOr::Auto, AutoOr::Auto) => 1,
-    })
+    let growing = if mesh.fsdp == AutoOr::Auto { Axis::Fsdp } else { Axis::Data };
+    Ok(mesh.smallest_along(growing).num_replicas())
 }
 
 /// The steps on every part of a target that has one, smallest first, and why the largest part
@@ -174,7 +171,7 @@ impl TargetStep {
         let declared = self.run.spec(&*self.loaded.model).declare()?;
         let graph = step::trace_step(&declared)?;
         Ok(Measured {
-            num_devices: self.run.mesh.num_replicas(),
+            num_devices: self.run.plan.mesh.num_replicas(),
             global_batch: self.run.batch.global_batch(),
             tokens_per_example: self.loaded.config.data.tokens_per_example(),
             work: Work::of(&graph, self.run.precision.compute.size_bytes()),
@@ -200,7 +197,7 @@ impl TargetStep {
             microbatch: run.batch.microbatch(),
             num_microbatches: run.batch.num_microbatches(),
             remat: self.loaded.config.model.remat(),
-            mesh: run.mesh,
+            mesh: run.plan.mesh,
             zero: self.loaded.config.parallel.zero_stage(),
             is_zero_set: self.loaded.config.parallel.zero.is_some(),
             state_bytes: declared.leaves().values().map(bytes).sum(),
@@ -223,7 +220,7 @@ impl TargetStep {
         let graph = step::trace_step(&declared)?;
         let program = run.lowering.lower(graph.clone(), "step").program;
         let line = match self.loaded.config.parallel.scatter_line {
-            AutoOr::Auto => targets::scatter_line(target, run.mesh.size(Axis::Fsdp)),
+            AutoOr::Auto => targets::scatter_line(target, &run.plan.mesh),
             AutoOr::Value(_) => None,
         };
         let by_line = line.map(|line| {

@@ -30,8 +30,8 @@ pub fn run(args: &EvaluateArgs) -> Result<ExitCode> {
     let model = train::build_model(&config, &*splits.train)?;
     train::check_example(&*model, &config, &splits)?;
     let (client, mesh) = train::open_devices(&config, say)?;
-    let (num_replicas, batch) = (mesh.num_replicas(), args.batch_per_replica.get());
-    let spec = EvalSpec::of_config(&config, &*model, &*splits.eval, num_replicas, batch)?;
+    let batch = args.batch_per_replica.get();
+    let spec = EvalSpec::of_config(&config, &*model, &*splits.eval, mesh, batch)?;
     let num_examples = splits.eval.num_examples();
     let names = splits.eval.labels().to_vec();
     let result = spec

@@ -30,9 +30,10 @@ pub fn run(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
         Stage::Step => (step::trace_step(&declared)?, "step"),
     };
     let lowered = run.lowering.lower(graph, name);
-    let mut lines = vec![];
+    let passes: Vec<_> = run.lowering.passes().iter().map(|pass| pass.to_string()).collect();
+    let mut lines = vec![format!("passes: {}", passes.join(", "))];
     if matches!(stage, Stage::Step) && mesh.size(Axis::Fsdp) > 1 {
-        lines.extend(list_sharding(declared.leaves(), &mesh, &config.parallel));
+        lines.extend(list_sharding(declared.leaves(), &run.plan));
         lines.extend(list_collectives(&lowered.graph));
     }
     let comments = lines.iter().map(|line| format!("// {line}"));

@@ -128,9 +128,10 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Init(args) => init::run(&args),
         Command::Hlo { config, stage } => hlo::run(&config, stage),
         Command::Bench(args) => bench::run(&args, started),
-        Command::TimeOps { config, data, fsdp, steps } => {
+        Command::TimeOps { config, mesh, steps } => {
             children::end_with_parent(|| ());
-            let mesh = Mesh::new(&[(Axis::Data, data.get()), (Axis::Fsdp, fsdp.get())]);
+            let sizes: Vec<_> = Axis::ALL.into_iter().zip(mesh.iter().map(|n| n.get())).collect();
+            let mesh = Mesh::new(&sizes);
             bench::serve(&config, mesh, steps)
         }
         Command::Schedule(args) => schedule::run(&args),

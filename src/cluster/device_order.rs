@@ -19,6 +19,7 @@
 //! Devices without coordinates are ordered by process, then by id. On the CPU backend and on the
 //! GPUs of one host this is the plugin's own order.
 
+use hlo::{Axis, Mesh};
 use serde::{Deserialize, Serialize};
 
 use crate::pjrt::{DeviceDescription, Value};
@@ -40,19 +41,19 @@ pub struct PlacedDevice {
     pub core_on_chip: i64,
 }
 
-/// The devices in the order of the replicas, of which `fsdp` neighbours share the state: slice by
-/// slice, in each slice host by host, in each host chip by chip, on each chip core by core; or row
-/// by row if [`fsdp_line`] finds lines. The order does not depend on that of `devices`.
+/// The devices in the order of the replicas of a mesh: slice by slice, in each slice host by host,
+/// in each host chip by chip, on each chip core by core; or row by row if [`fsdp_line`] finds
+/// lines. The order does not depend on that of `devices`.
 pub fn device_order<'a>(
     devices: impl IntoIterator<Item = &'a DeviceDescription>,
-    fsdp: usize,
+    mesh: &Mesh,
 ) -> Vec<PlacedDevice> {
     let mut placed: Vec<PlacedDevice> = devices.into_iter().map(place).collect();
     // All hosts hold blocks of one size; which host it is read from must not depend on the plugin's
     // order.
     placed.sort_by_key(|device| (device.slice_index, device.process_index, device.id));
     let block = host_block(&placed);
-    let by_line = fsdp_line(&placed, fsdp).is_some();
+    let by_line = fsdp_line(&placed, mesh).is_some();
     placed.sort_by_cached_key(|device| {
         let key = match (&device.coords[..], by_line) {
             ([], _) => vec![device.process_index as i64],
@@ -64,10 +65,15 @@ pub fn device_order<'a>(
     placed
 }
 
-/// The number of devices along the last dim of the torus, if `fsdp` neighbours in the device order
-/// are several of its lines, all in one slice. `None` on other tori than two-dimensional ones with
-/// one device on each chip.
-pub fn fsdp_line(devices: &[PlacedDevice], fsdp: usize) -> Option<usize> {
+/// The number of devices along the last dim of the torus, if the replicas of a group along `fsdp`
+/// are neighbours in the device order and several of its lines, all in one slice. `None` on other
+/// tori than two-dimensional ones with one device on each chip.
+pub fn fsdp_line(devices: &[PlacedDevice], mesh: &Mesh) -> Option<usize> {
+    let fsdp = mesh.size(Axis::Fsdp);
+    // Along an axis that is not the innermost, neighbours lie apart.
+    if mesh.stride(Axis::Fsdp) > 1 {
+        return None;
+    }
     let first = devices.first()?;
     let slice: Vec<_> =
         devices.iter().filter(|device| device.slice_index == first.slice_index).collect();
@@ -163,8 +169,12 @@ mod tests {
         }
     }
 
+    fn sharded(fsdp: usize) -> Mesh {
+        Mesh::new(&[(Axis::Fsdp, fsdp)])
+    }
+
     fn ids(devices: &[DeviceDescription]) -> Vec<i32> {
-        device_order(devices, 1).iter().map(|device| device.id).collect()
+        device_order(devices, &Mesh::SINGLE).iter().map(|device| device.id).collect()
     }
 
     #[test]
@@ -227,22 +237,25 @@ mod tests {
         ];
         for (sides, num_slices, fsdp, line) in cases {
             let devices: Vec<_> = (0..num_slices).flat_map(|slice| torus(sides, slice)).collect();
-            let order = device_order(&devices, fsdp);
-            assert_eq!(fsdp_line(&order, fsdp), line, "{sides:?}, {fsdp}");
+            let order = device_order(&devices, &sharded(fsdp));
+            assert_eq!(fsdp_line(&order, &sharded(fsdp)), line, "{sides:?}, {fsdp}");
             let places: Vec<_> = order.iter().map(|d| (d.slice_index, d.coords.clone())).collect();
             assert_eq!(places.is_sorted(), line.is_some() || sides[0] == 1, "{sides:?}, {fsdp}");
             if line.is_none() {
-                assert_eq!(order, device_order(&devices, 1), "{sides:?}, {fsdp}");
+                assert_eq!(order, device_order(&devices, &Mesh::SINGLE), "{sides:?}, {fsdp}");
             }
         }
         // A torus with a missing chip, and one of three dims.
-        let placed = device_order(&torus([4, 4], 0)[1..], 1);
-        assert_eq!(fsdp_line(&placed, 8), None);
-        let mut deep = device_order(&torus([4, 4], 0), 1);
+        let placed = device_order(&torus([4, 4], 0)[1..], &Mesh::SINGLE);
+        assert_eq!(fsdp_line(&placed, &sharded(8)), None);
+        let mut deep = device_order(&torus([4, 4], 0), &Mesh::SINGLE);
         deep.extend(deep.clone().into_iter().map(|mut device| {
             device.coords[2] = 1;
             device
         }));
-        assert_eq!(fsdp_line(&deep, 16), None);
+        assert_eq!(fsdp_line(&deep, &sharded(16)), None);
+        // Groups along `fsdp` are no neighbours.
+        let mesh = sharded(8).with(Axis::Tensor, 2);
+        assert_eq!(fsdp_line(&device_order(&torus([4, 4], 0), &mesh), &mesh), None);
     }
 }

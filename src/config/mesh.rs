@@ -15,58 +15,94 @@ use super::sections::{AutoOr, MAX_REPLICAS};
 #[serde(default)]
 pub struct MeshConfig {
     /// Number of replicas that hold the same state; the batch is divided over them. `"auto"` uses
-    /// all devices that `fsdp` leaves.
+    /// all devices that the other axes leave.
     #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas"))]
     pub data: AutoOr<usize>,
     /// Number of replicas that parameters and optimizer state are sharded over; the batch is
-    /// divided over them too. `"auto"` uses all devices that `data` leaves, or all if `data` is
-    /// `"auto"` too. See [Parallelism](parallelism.md).
+    /// divided over them too. `"auto"` uses all devices that the other axes leave, or all if `data`
+    /// is `"auto"` too. See [Parallelism](parallelism.md).
     #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas"))]
     #[default(AutoOr::Value(1))]
     pub fsdp: AutoOr<usize>,
+    /// Number of replicas that the matrices of a layer are cut over, which have the same examples.
+    /// Not built yet: only 1 is allowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "`1`", "unit" = "replicas", "absent" = "1"))]
+    pub tensor: Option<usize>,
+    /// Number of stages that the layers are cut into, one after the other. Not built yet: only 1 is
+    /// allowed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "`1`", "unit" = "replicas", "absent" = "1"))]
+    pub pipeline: Option<usize>,
 }
 
 /// A mesh that does not fit the devices.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "mesh.{auto} = \"auto\" cannot divide {} evenly by mesh.{other} = {size}; \
-     set mesh.{other} to a divisor of {num_devices}, or mesh.{auto} to a number",
-    counted(*num_devices, "device")
+    "mesh.{auto} = \"auto\" cannot divide {} evenly by {}; set the latter so that it divides \
+     {num_devices}, or mesh.{auto} to a number",
+    counted(*num_devices, "device"), in_words(others)
 )]
 pub struct UnevenMesh {
     auto: &'static str,
-    other: &'static str,
-    size: usize,
+    /// The axes with more than one replica.
+    others: Vec<(&'static str, usize)>,
     num_devices: usize,
 }
 
+fn in_words(sizes: &[(&'static str, usize)]) -> String {
+    let sizes: Vec<_> = sizes.iter().map(|(axis, size)| format!("mesh.{axis} = {size}")).collect();
+    sizes.join(" and ")
+}
+
 impl MeshConfig {
-    /// The axes that can be set; on the others every mesh has one replica.
+    /// The axes that a step can be distributed over; on the others every mesh has one replica.
     pub const AXES: [Axis; 2] = [Axis::Data, Axis::Fsdp];
+
+    fn size(&self, axis: Axis) -> AutoOr<usize> {
+        match axis {
+            Axis::Data => self.data,
+            Axis::Fsdp => self.fsdp,
+            Axis::Tensor => AutoOr::Value(self.tensor.unwrap_or(1).max(1)),
+            Axis::Pipeline => AutoOr::Value(self.pipeline.unwrap_or(1).max(1)),
+        }
+    }
+
+    /// The axis that has as many replicas as the others leave. `data` is "auto" by default, `fsdp`
+    /// only where it was asked for.
+    fn auto(&self) -> Option<Axis> {
+        [Axis::Fsdp, Axis::Data].into_iter().find(|axis| self.size(*axis) == AutoOr::Auto)
+    }
 
     /// The mesh, if it does not depend on the number of devices.
     pub fn fixed(&self) -> Option<Mesh> {
-        match (self.data, self.fsdp) {
-            (AutoOr::Value(data), AutoOr::Value(fsdp)) => {
-                Some(Mesh::new(&[(Axis::Data, data), (Axis::Fsdp, fsdp)]))
-            }
-            _ => None,
-        }
+        self.auto().is_none().then(|| self.smallest())
+    }
+
+    /// The mesh with one replica along each axis that is `"auto"`.
+    fn smallest(&self) -> Mesh {
+        Mesh::new(&Axis::ALL.map(|axis| (axis, self.size(axis).or(1))))
+    }
+
+    /// The mesh with one replica along `axis` and along each axis that is `"auto"`.
+    pub fn smallest_along(&self, axis: Axis) -> Mesh {
+        self.smallest().with(axis, 1)
     }
 
     /// The mesh on this many devices; `"auto"` uses all of them.
     ///
     /// # Errors
-    /// Devices that do not divide over the other axis.
+    /// Devices that do not divide over the other axes.
     pub fn on_devices(&self, num_devices: usize) -> Result<Mesh, UnevenMesh> {
-        let (auto, other, size) = match (self.data, self.fsdp) {
-            (AutoOr::Auto, AutoOr::Value(fsdp)) => ("data", "fsdp", fsdp),
-            (AutoOr::Value(data), AutoOr::Auto) => ("fsdp", "data", data),
-            _ => return Ok(self.on_virtual_devices(num_devices)),
-        };
+        let rest = self.smallest();
         // More replicas than devices is another error, which names both numbers.
-        if num_devices > size && !num_devices.is_multiple_of(size) {
-            return Err(UnevenMesh { auto, other, size, num_devices });
+        if let Some(auto) = self.auto()
+            && num_devices > rest.num_replicas()
+            && !num_devices.is_multiple_of(rest.num_replicas())
+        {
+            let others = Axis::ALL.map(|axis| (axis.name(), rest.size(axis)));
+            let others = others.into_iter().filter(|(_, size)| *size > 1).collect();
+            return Err(UnevenMesh { auto: auto.name(), others, num_devices });
         }
         Ok(self.on_virtual_devices(num_devices))
     }
@@ -74,15 +110,11 @@ impl MeshConfig {
     /// The mesh on virtual devices. There are as many of these as are asked for, so `"auto"` is the
     /// largest size that keeps the replicas within `num_cores`, and at least 1.
     pub fn on_virtual_devices(&self, num_cores: usize) -> Mesh {
-        let rest = |size: usize| (num_cores / size.max(1)).max(1);
-        let (data, fsdp) = match (self.data, self.fsdp) {
-            (AutoOr::Value(data), AutoOr::Value(fsdp)) => (data, fsdp),
-            (AutoOr::Value(data), AutoOr::Auto) => (data, rest(data)),
-            (AutoOr::Auto, AutoOr::Value(fsdp)) => (rest(fsdp), fsdp),
-            // `data` is "auto" by default, `fsdp` only where it was asked for.
-            (AutoOr::Auto, AutoOr::Auto) => (1, num_cores.max(1)),
-        };
-        Mesh::new(&[(Axis::Data, data), (Axis::Fsdp, fsdp)])
+        let rest = self.smallest();
+        match self.auto() {
+            Some(axis) => rest.with(axis, (num_cores / rest.num_replicas()).max(1)),
+            None => rest,
+        }
     }
 }
 
@@ -102,6 +134,11 @@ impl Section for MeshConfig {
 }
 
 fn check(mesh: &MeshConfig, errors: &mut KeyErrors) {
+    for (key, size) in [("tensor", mesh.tensor), ("pipeline", mesh.pipeline)] {
+        let allowed = "1; parallelism along this axis is not built yet";
+        let size = size.unwrap_or(1);
+        errors.check(require(size == 1, key, size, allowed));
+    }
     if let (AutoOr::Value(data), AutoOr::Value(fsdp)) = (mesh.data, mesh.fsdp)
         && errors.none_of(&["data", "fsdp"])
     {
@@ -116,7 +153,7 @@ mod tests {
     use super::*;
 
     fn mesh(data: AutoOr<usize>, fsdp: AutoOr<usize>) -> MeshConfig {
-        MeshConfig { data, fsdp }
+        MeshConfig { data, fsdp, ..MeshConfig::default() }
     }
 
     #[test]

@@ -243,7 +243,9 @@ impl Config {
         if let Some(group) = keys.get_mut("model").and_then(|model| model.get_mut(NORM_GROUP)) {
             *group = 1.into();
         }
-        if let Some(parallel) = keys.get_mut("parallel").and_then(toml::Value::as_table_mut) {
+        if let Some(parallel) = keys.get_mut("parallel").and_then(toml::Value::as_table_mut)
+            && sets.iter().any(|set| set.trim_start().starts_with("mesh."))
+        {
             parallel.remove("zero");
         }
         Self::parse(&keys.to_string(), path, sets)
@@ -349,7 +351,7 @@ impl Config {
         // The batch is split over every axis that a configuration has.
         if let (Some(train), Some(mesh)) = (&train, mesh.as_ref().and_then(MeshConfig::fixed)) {
             let model: Option<&ModelConfig> = model.as_ref();
-            check_batch(train, model, mesh.num_replicas(), errors);
+            check_batch(train, model, mesh.num_batch_shards(), errors);
         }
         Some(Self {
             model: model?,

@@ -1,7 +1,11 @@
 //! Rewrites a finished graph into the form that a backend compiles to a fast program, with the same
 //! maths, and lowers it.
+//!
+//! [`Lowering`] has the choices, and [`Pass`] the rewrites that follow from them.
 
 mod buckets;
+
+use std::fmt;
 
 use hlo::{Graph, HostCalls, Program, rewrites};
 
@@ -74,7 +78,8 @@ impl Lowering {
 
     /// Lowers a traced graph.
     pub fn lower(self, graph: Graph, name: &str) -> Lowered {
-        self.emit(self.run_passes(graph), name)
+        let graph = self.passes().into_iter().fold(graph, |graph, pass| pass.run(&graph));
+        self.emit(graph, name)
     }
 
     /// Writes the program of a graph that is in the backend's form already, such as several lowered
@@ -85,26 +90,75 @@ impl Lowering {
         Lowered { program, graph }
     }
 
-    fn run_passes(self, mut graph: Graph) -> Graph {
-        if !self.fusion_barriers {
-            graph = rewrites::without_fusion_barriers(&graph);
+    /// The passes over a graph, in order.
+    pub fn passes(&self) -> Vec<Pass> {
+        let Self { bucket_bytes, scatter_line, .. } = *self;
+        let passes = [
+            (!self.fusion_barriers).then_some(Pass::DropFusionBarriers),
+            self.in_place_updates.then_some(Pass::UpdateInPlace),
+            (self.reduction_group > 0).then_some(Pass::StageReductions(self.reduction_group)),
+            (bucket_bytes > 0).then_some(Pass::GroupAllReduces { bucket_bytes }),
+            (scatter_line > 0).then_some(Pass::ScatterByLine { replicas: scatter_line }),
+            // Collectives of the host are matched by site, not by order.
+            (self.order_collectives && self.host_collectives.is_none())
+                .then_some(Pass::OrderCollectives),
+        ];
+        passes.into_iter().flatten().collect()
+    }
+}
+
+/// A rewrite of a whole graph with the same results. `lockstep hlo` lists those of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// [`rewrites::without_fusion_barriers`].
+    DropFusionBarriers,
+    /// [`rewrites::update_in_place`].
+    UpdateInPlace,
+    /// [`rewrites::stage_reductions`], with groups of at most this many elements.
+    StageReductions(usize),
+    /// [`group_all_reduces`].
+    GroupAllReduces {
+        /// Most bytes of a bucket.
+        bucket_bytes: u64,
+    },
+    /// [`rewrites::scatter_by_line`].
+    ScatterByLine {
+        /// Replicas of a line.
+        replicas: usize,
+    },
+    /// [`rewrites::order_collectives`].
+    OrderCollectives,
+}
+
+impl Pass {
+    /// The graph in its new form.
+    pub fn run(self, graph: &Graph) -> Graph {
+        match self {
+            Self::DropFusionBarriers => rewrites::without_fusion_barriers(graph),
+            Self::UpdateInPlace => rewrites::update_in_place(graph),
+            Self::StageReductions(group) => rewrites::stage_reductions(graph, group),
+            Self::GroupAllReduces { bucket_bytes } => group_all_reduces(graph, bucket_bytes),
+            Self::ScatterByLine { replicas } => rewrites::scatter_by_line(graph, replicas),
+            Self::OrderCollectives => rewrites::order_collectives(graph),
         }
-        if self.in_place_updates {
-            graph = rewrites::update_in_place(&graph);
+    }
+}
+
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DropFusionBarriers => f.write_str("drop fusion barriers"),
+            Self::UpdateInPlace => f.write_str("update in place"),
+            Self::StageReductions(group) => write!(f, "stage reductions in groups of {group}"),
+            Self::GroupAllReduces { bucket_bytes: u64::MAX } => f.write_str("group all_reduces"),
+            Self::GroupAllReduces { bucket_bytes } => {
+                write!(f, "group all_reduces up to {bucket_bytes} bytes")
+            }
+            Self::ScatterByLine { replicas } => {
+                write!(f, "scatter along lines of {replicas} replicas")
+            }
+            Self::OrderCollectives => f.write_str("order collectives"),
         }
-        if self.reduction_group > 0 {
-            graph = rewrites::stage_reductions(&graph, self.reduction_group);
-        }
-        if self.bucket_bytes > 0 {
-            graph = group_all_reduces(&graph, self.bucket_bytes);
-        }
-        if self.scatter_line > 0 {
-            graph = rewrites::scatter_by_line(&graph, self.scatter_line);
-        }
-        if self.order_collectives && self.host_collectives.is_none() {
-            graph = rewrites::order_collectives(&graph);
-        }
-        graph
     }
 }
 

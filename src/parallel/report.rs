@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use hlo::{Axis, LeafSpec, Mesh, Tree};
+use hlo::{Axis, LeafSpec, Tree};
 
-use super::{WhyWhole, Zero};
+use super::{ParallelPlan, WhyWhole};
 
 /// A parameter of a sharded run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,12 +51,18 @@ pub struct ShardingReport {
 
 impl ShardingReport {
     /// The report on `params`, parameters by their paths, which are among the leaves of `state`.
-    pub fn new(params: &Tree<LeafSpec>, state: &Tree<LeafSpec>, mesh: &Mesh) -> Self {
+    pub fn new(params: &Tree<LeafSpec>, state: &Tree<LeafSpec>, plan: &ParallelPlan) -> Self {
+        let mesh = &plan.mesh;
         let num_shards = mesh.size(Axis::Fsdp);
         let local = |leaf: &LeafSpec| leaf.num_bytes() / mesh.group_size(leaf.sharding.varying());
+        let why_whole = |leaf: &LeafSpec| {
+            let row = leaf.row();
+            let tensor = row.sharding.dims().iter().position(|axes| axes.contains(Axis::Tensor));
+            plan.layout(&row.dims, tensor).why_whole
+        };
         let param = |_: &str, leaf: &LeafSpec| ParamReport {
             spec: leaf.clone(),
-            why_whole: Zero::why_whole(&leaf.row().dims, num_shards),
+            why_whole: why_whole(leaf),
             local_bytes: local(leaf),
         };
         Self {
@@ -101,11 +107,13 @@ impl ShardingReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hlo::{AxisSet, DType, Sharding};
+    use crate::parallel::GatherAt;
+    use hlo::{AxisSet, DType, Mesh, Sharding};
 
     #[test]
     fn every_parameter_is_sharded_or_says_why_not() {
         let mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Fsdp, 4)]);
+        let plan = ParallelPlan::new(mesh, GatherAt::Step);
         let whole = |dims: &[usize]| LeafSpec::replicated(DType::F32, dims);
         let columns = Sharding::new(&[AxisSet::EMPTY, Axis::Fsdp.into()]);
         let mut params = Tree::new();
@@ -116,7 +124,7 @@ mod tests {
         let mut state = params.clone().prefixed("params");
         state.extend(params.clone().prefixed("momentum"));
         state.insert("step", LeafSpec::replicated(DType::U32, &[]));
-        let report = ShardingReport::new(&params, &state, &mesh);
+        let report = ShardingReport::new(&params, &state, &plan);
         let lines: Vec<_> = report.params.values().map(ParamReport::to_string).collect();
         let expected = [
             "f32[30, 64]{dim 1 over {fsdp}}, 1920 bytes on each replica",
@@ -139,10 +147,10 @@ mod tests {
 
     #[test]
     fn rows_of_a_stack_have_the_reason_of_one_block() {
-        let mesh = Mesh::new(&[(Axis::Fsdp, 4)]);
+        let plan = ParallelPlan::new(Mesh::new(&[(Axis::Fsdp, 4)]), GatherAt::Step);
         let bias = LeafSpec::replicated(DType::F32, &[1600]).stacked(&[48]);
         let params = Tree::from_iter([("blocks.*.bias".to_owned(), bias)]);
-        let report = ShardingReport::new(&params, &Tree::new(), &mesh);
+        let report = ShardingReport::new(&params, &Tree::new(), &plan);
         let why = report.params["blocks.*.bias"].why_whole.map(|why| why.to_string());
         assert_eq!(why.as_deref(), Some("a vector of fewer than 65536 elements"));
     }

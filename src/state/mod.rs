@@ -54,6 +54,26 @@ impl State {
         Self { client, placement, mesh, specs, buffers, num_steps: 0 }
     }
 
+    /// A state with leaves made of the pieces that `read` returns, given the path and specification
+    /// of a leaf and what [`Self::fill`] says of a piece.
+    ///
+    /// # Errors
+    /// A piece with another dtype or other dims, or an upload that fails; and the errors of `read`.
+    pub fn read<E: From<Error>>(
+        client: Client,
+        placement: Placement,
+        mesh: Mesh,
+        specs: Tree<LeafSpec>,
+        mut read: impl FnMut((&str, &LeafSpec), &[usize], &[usize]) -> Result<Literal, E>,
+    ) -> Result<Self, E> {
+        let mut state = Self::new(client, placement, mesh, specs, vec![]);
+        let buffers = state.specs.iter().map(|(path, spec)| {
+            state.upload((path, spec), |start, dims| read((path, spec), start, dims))
+        });
+        state.buffers = buffers.collect::<Result<_, E>>()?;
+        Ok(state)
+    }
+
     /// The specification of each leaf, in order.
     pub fn specs(&self) -> &Tree<LeafSpec> {
         &self.specs
@@ -167,10 +187,19 @@ impl State {
     pub fn fill<E: From<Error>>(
         &mut self,
         path: &str,
-        mut read: impl FnMut(&[usize], &[usize]) -> Result<Literal, E>,
+        read: impl FnMut(&[usize], &[usize]) -> Result<Literal, E>,
     ) -> Result<(), E> {
         let index = self.specs.index_of(path).ok_or_else(|| no_such_leaf(path))?;
-        let spec = &self.specs[path];
+        self.buffers[index] = self.upload((path, &self.specs[path]), read)?;
+        Ok(())
+    }
+
+    /// A leaf from its pieces.
+    fn upload<E: From<Error>>(
+        &self,
+        (path, spec): (&str, &LeafSpec),
+        mut read: impl FnMut(&[usize], &[usize]) -> Result<Literal, E>,
+    ) -> Result<Buffers, E> {
         let ty = spec.local_type(&self.mesh);
         let ty = ty.map_err(|error| does_not_fit(path, error.to_string()))?;
         let axes = spec.sharding.varying();
@@ -188,9 +217,7 @@ impl State {
             }
             of_replicas.extend(piece.clone());
         }
-        let uploaded = self.client.upload_on(&self.placement, &of_replicas);
-        self.buffers[index] = uploaded.map_err(Error::from)?;
-        Ok(())
+        Ok(self.client.upload_on(&self.placement, &of_replicas).map_err(Error::from)?)
     }
 
     /// Replaces a leaf by one piece per replica. The pieces may differ where the leaf must be the

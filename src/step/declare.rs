@@ -3,15 +3,14 @@
 
 use std::fmt;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use hlo::{DType, LeafSpec, Mesh, Sharding, Tensor, TensorType, Tracer, Tree, trace};
 use models::{AttentionKernels, Batch, Model, ParamUse, Parameter, Precision, RunningMean, Scope};
 
-use super::{BATCH, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, STEP, StepError, ema_path};
+use super::{BATCH, COMM, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, STEP, StepError, ema_path};
 use crate::config::OnNonfinite;
 use crate::optim::Transformation;
-use crate::parallel::{Policy, UseDTypes};
+use crate::parallel::{ParallelPlan, Synchronize, UseDTypes};
 
 /// A field of the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +30,8 @@ pub struct StepSpec<'a> {
     pub model: &'a dyn Model,
     /// The fields of a batch.
     pub fields: &'a [BatchField],
-    /// The replicas.
-    pub mesh: Mesh,
+    /// The replicas, and how the step is distributed over them.
+    pub plan: ParallelPlan,
     /// Examples of one forward and backward pass on one replica.
     pub microbatch: usize,
     /// Number of such passes per step; their gradients are accumulated.
@@ -41,8 +40,8 @@ pub struct StepSpec<'a> {
     pub precision: Precision,
     /// The update rule.
     pub optimizer: &'a dyn Transformation,
-    /// How the step is distributed over the mesh.
-    pub policy: Arc<dyn Policy>,
+    /// How gradients are summed over the replicas.
+    pub synchronize: &'a dyn Synchronize,
     /// The action when the loss, a gradient or the next state is not finite.
     pub on_nonfinite: OnNonfinite,
     /// The kernels that layers call for attention.
@@ -65,16 +64,16 @@ impl<'a> StepSpec<'a> {
     ///
     /// # Errors
     /// If the model does not trace, the optimizer does not fit it, or a leaf cannot be sharded as
-    /// the policy requires.
+    /// the layout requires.
     pub fn declare(self) -> Result<DeclaredStep<'a>, StepError> {
         let (mut params, mut running_means) = (Tree::new(), Tree::new());
-        trace(self.mesh, |t| {
-            let scope = Scope::declare(t, self.precision, self.policy.batch_axes());
+        trace(self.plan.mesh, |t| {
+            let scope = Scope::declare(t, self.precision, self.plan.batch_axes());
             self.model.loss(&scope, &self.batch_inputs(t, self.microbatch));
             (params, running_means) = (scope.parameters(), scope.running_means());
         })?;
         let leaves = self.leaves(&params, &running_means)?;
-        let types = local_types(&leaves, &self.mesh)?;
+        let types = local_types(&leaves, &self.plan.mesh)?;
         Ok(DeclaredStep { spec: self, params, running_means, leaves, types })
     }
 
@@ -84,18 +83,23 @@ impl<'a> StepSpec<'a> {
         params: &Tree<Parameter>,
         running_means: &Tree<RunningMean>,
     ) -> Result<Tree<LeafSpec>, StepError> {
-        let params = params.map(|path, parameter| {
+        let params = params.map(|_, parameter| {
             let leaf = parameter.leaf();
             let row = leaf.row();
-            let sharding = self.policy.place(path, &row.dims, &self.mesh);
+            let sharding = self.plan.layout(&row.dims, None).sharding(row.dims.len());
             LeafSpec { sharding, ..row }.stacked(leaf.stack_sizes())
         });
         self.optimizer.check(&params)?;
         let opt_state = self.optimizer.init(&params);
+        let comm = params.iter().filter_map(|(path, param)| {
+            Some((path.to_owned(), self.synchronize.comm(param, &self.plan)?))
+        });
+        let comm: Tree<_> = comm.collect();
         let model_state = running_means.map(|_, mean| mean.leaf());
         let mut leaves = params.prefixed(PARAMS);
         leaves.extend(model_state.prefixed(MODEL_STATE));
         leaves.extend(opt_state.prefixed(OPT_STATE));
+        leaves.extend(comm.prefixed(COMM));
         for counter in [STEP, NUM_SKIPPED] {
             leaves.insert(counter, LeafSpec::replicated(DType::U32, &[]));
         }
@@ -111,7 +115,7 @@ impl<'a> StepSpec<'a> {
     pub(super) fn batch_inputs<'g>(&self, t: &'g Tracer, size: usize) -> Batch<'g> {
         let fields = self.fields.iter().map(|field| {
             let dims = [&[size], &field.dims[..]].concat();
-            let ty = TensorType::new(field.dtype, &dims).varying(self.policy.batch_axes());
+            let ty = TensorType::new(field.dtype, &dims).varying(self.plan.batch_axes());
             let x = t.input(format!("{BATCH}{}", field.name), ty);
             (field.name.clone(), self.in_compute_dtype(x))
         });
@@ -125,7 +129,7 @@ impl<'a> StepSpec<'a> {
 
     /// Weights of 1 for `size` examples.
     pub(super) fn ones<'g>(&self, t: &'g Tracer, size: usize) -> Tensor<'g> {
-        t.full(self.precision.params, &[size], 1.0).vary(self.policy.batch_axes())
+        t.full(self.precision.params, &[size], 1.0).vary(self.plan.batch_axes())
     }
 }
 
@@ -181,17 +185,17 @@ impl DeclaredStep<'_> {
 
     /// The replicas.
     pub fn mesh(&self) -> Mesh {
-        self.spec.mesh
+        self.spec.plan.mesh
     }
 
     /// The parameters in a step, from those in the state.
     pub(super) fn params_in_step<'g>(&self, state: &Tree<Tensor<'g>>) -> Tree<StepParam<'g>> {
-        let policy = &self.spec.policy;
+        let plan = self.spec.plan;
         state.map(|path, in_state| {
             let (sharding, dtypes) = self.placed(path);
             StepParam {
-                tensor: policy.for_step(*in_state, sharding),
-                once_per_step: policy.once_per_step(*in_state, sharding, dtypes),
+                tensor: plan.for_step(*in_state, sharding),
+                once_per_step: plan.once_per_step(*in_state, sharding, dtypes),
             }
         })
     }
@@ -203,7 +207,7 @@ impl DeclaredStep<'_> {
     ) -> Tree<Tensor<'g>> {
         in_step.map(|path, StepParam { tensor, once_per_step }| {
             let (sharding, dtypes) = self.placed(path);
-            let param = self.spec.policy.for_microbatch(*tensor, *once_per_step, sharding, dtypes);
+            let param = self.spec.plan.for_microbatch(*tensor, *once_per_step, sharding, dtypes);
             if self.freezes(path) { param.stop_gradient() } else { param }
         })
     }
@@ -214,7 +218,7 @@ impl DeclaredStep<'_> {
         self.spec.optimizer.freezes(path, self.param_leaf(path))
     }
 
-    /// The arguments of [`Policy`]'s functions for the parameter with this path in the model.
+    /// The arguments of [`ParallelPlan`]'s functions for the parameter with this path in the model.
     fn placed(&self, path: &str) -> (&Sharding, UseDTypes) {
         (&self.param_leaf(path).sharding, use_dtypes(&self.params[path]))
     }
@@ -224,15 +228,15 @@ impl DeclaredStep<'_> {
         &self.leaves[&*format!("{PARAMS}.{path}")]
     }
 
-    /// Applies [`Policy::for_use`] where the model uses a parameter; in a scan, that is a row of
-    /// the leaf.
+    /// Applies [`ParallelPlan::for_use`] where the model uses a parameter; in a scan, that is a row
+    /// of the leaf.
     pub(super) fn at_use(&self) -> Rc<dyn ParamUse> {
         let shardings = self.params.map(|path, _| self.param_leaf(path).row().sharding);
-        Rc::new(AtUse { policy: self.spec.policy.clone(), shardings })
+        Rc::new(AtUse { plan: self.spec.plan, shardings })
     }
 }
 
-/// A parameter in a step; see [`Policy`].
+/// A parameter in a step; see `parallel/gather.rs`.
 #[derive(Clone, Copy)]
 pub(super) struct StepParam<'g> {
     /// Gradients are taken with respect to it, and accumulated in its type.
@@ -268,7 +272,7 @@ fn use_dtypes(parameter: &Parameter) -> UseDTypes {
 }
 
 struct AtUse {
-    policy: Arc<dyn Policy>,
+    plan: ParallelPlan,
     shardings: Tree<Sharding>,
 }
 
@@ -276,7 +280,7 @@ impl ParamUse for AtUse {
     #[track_caller]
     fn apply<'g>(&self, path: &str, bound: Tensor<'g>, parameter: &Parameter) -> Tensor<'g> {
         match self.shardings.get(path) {
-            Some(sharding) => self.policy.for_use(bound, sharding, use_dtypes(parameter)),
+            Some(sharding) => self.plan.for_use(bound, sharding, use_dtypes(parameter)),
             // Not a parameter of the declared model: the scope has no value for it and reports
             // that.
             None => bound,

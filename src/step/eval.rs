@@ -76,9 +76,9 @@ pub fn trace_eval(step: &DeclaredStep<'_>) -> Result<(Graph, EvalSums), StepErro
 /// [`trace_eval`] before the graph is simplified.
 pub(super) fn eval_as_traced(step: &DeclaredStep<'_>) -> Result<(Graph, EvalSums), StepError> {
     let spec = &step.spec;
-    let axes = spec.policy.batch_axes();
+    let axes = spec.plan.batch_axes();
     let mut found = EvalSums::default();
-    let graph = trace(spec.mesh, |t| {
+    let graph = trace(spec.plan.mesh, |t| {
         let (scope, fields) = inputs(step, t);
         let ty = TensorType::new(DType::F32, &[spec.microbatch]).varying(axes);
         let weight = t.input(WEIGHT, ty).convert(spec.precision.params);
@@ -112,11 +112,11 @@ pub(super) fn eval_as_traced(step: &DeclaredStep<'_>) -> Result<(Graph, EvalSums
 pub fn trace_scores(step: &DeclaredStep<'_>) -> Result<Option<Graph>, StepError> {
     let spec = &step.spec;
     let mut is_there = true;
-    let graph = trace(spec.mesh, |t| {
+    let graph = trace(spec.plan.mesh, |t| {
         let (scope, batch) = inputs(step, t);
         match spec.model.scores(&scope, &batch) {
             Some(scores_bc) => {
-                let axes = spec.policy.batch_axes();
+                let axes = spec.plan.batch_axes();
                 t.output_varying(SCORES, scores_bc.convert(DType::F32).vary(axes), axes);
             }
             None => is_there = false,
@@ -128,7 +128,7 @@ pub fn trace_scores(step: &DeclaredStep<'_>) -> Result<Option<Graph>, StepError>
 /// The model's parameters in evaluation mode, and a batch with examples that all count.
 fn inputs<'g>(step: &DeclaredStep<'_>, t: &'g Tracer) -> (Scope<'g>, Batch<'g>) {
     let spec = &step.spec;
-    let axes = spec.policy.batch_axes();
+    let axes = spec.plan.batch_axes();
     let leaf = |prefix: &str| {
         let types = step.types().subtree(prefix);
         types.map(|path, ty| t.input(format!("{prefix}.{path}"), ty.clone()))

@@ -8,10 +8,11 @@
 //! proof:   state                                      -> fingerprints, their minimum and maximum
 //! forward: params, model_state, x                     -> y
 //! ```
-//! `state` is `params.*`, `model_state.*`, `opt_state.*`, `step` and `num_skipped`, under the same
-//! paths in all graphs, in checkpoints and in messages. [`StepSpec::declare`] determines them,
-//! [`Signature`] orders them.
+//! `state` is `params.*`, `model_state.*`, `opt_state.*`, `comm.*`, `step` and `num_skipped`, under
+//! the same paths in all graphs, in checkpoints and in messages. [`StepSpec::declare`] determines
+//! them, [`Signature`] orders them.
 
+mod accumulate;
 mod declare;
 mod eval;
 mod finite;
@@ -36,7 +37,7 @@ pub use init::trace_init;
 pub use proof::trace_proof;
 pub use repeat::repeat_step;
 pub use signature::{
-    BATCH, FINGERPRINTS, GATHERED, LEARNING_RATE, MAX, METRICS_OUTPUT, MIN, MODEL_STATE,
+    BATCH, COMM, FINGERPRINTS, GATHERED, LEARNING_RATE, MAX, METRICS_OUTPUT, MIN, MODEL_STATE,
     NUM_SKIPPED, OPT_STATE, PARAMS, REPLICA_LOSS, Results, SCORES, SEED, STEP, SUMS, Signature,
     SignatureError, WEIGHT, ema_path,
 };
@@ -54,7 +55,7 @@ pub enum StepError {
     /// The optimizer does not fit the model.
     #[error(transparent)]
     Optimizer(#[from] InvalidPattern),
-    /// A parameter cannot be sharded as the policy requires.
+    /// A parameter cannot be sharded as its layout requires.
     #[error("the parameter `{path}` cannot be sharded: {source}")]
     Shard {
         /// Its path.
@@ -87,10 +88,10 @@ fn finish(graph: Graph) -> Result<Graph, StepError> {
 }
 
 impl DeclaredStep<'_> {
-    /// [`finish`] of a graph that runs the model: where the policy gathers parameters at use, their
+    /// [`finish`] of a graph that runs the model: where parameters are gathered at their use, their
     /// gathers are timed by the model's blocks.
     fn finish(&self, graph: Graph) -> Result<Graph, StepError> {
-        if !self.spec.policy.gathers_at_use() {
+        if !self.spec.plan.gathers_at_use() {
             return finish(graph);
         }
         verify(&graph)?;

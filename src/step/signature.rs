@@ -18,6 +18,9 @@ pub const PARAMS: &str = "params";
 pub const MODEL_STATE: &str = "model_state";
 /// Prefix of the optimizer state's paths in the state.
 pub const OPT_STATE: &str = "opt_state";
+/// Prefix of the paths in the state of what the sums of gradients keep from step to step; see
+/// [`Synchronize`](crate::parallel::Synchronize).
+pub const COMM: &str = "comm";
 /// Path, in the state, of the number of steps taken: u32 scalar.
 pub const STEP: &str = "step";
 /// Path, in the state, of the number of updates skipped because a value was not finite: u32 scalar.

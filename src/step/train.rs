@@ -1,13 +1,13 @@
 //! The graphs of training: loss, gradient, step.
 
 use hlo::random::Key;
-use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tracer, Tree, grad, trace, vjp};
-use models::{Batch, Scope, Training};
+use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tracer, Tree, trace};
+use models::{Batch, Training};
 
-use super::declare::StepParam;
+use super::accumulate::{Accumulate, Sequential, Sums};
 use super::finite::{first_nonfinite, recompute_if};
 use super::{
-    DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS,
+    COMM, DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS,
     REPLICA_LOSS, SEED, STEP, StepError, StepSpec,
 };
 use crate::config::OnNonfinite;
@@ -25,9 +25,10 @@ pub const METRICS: [&str; 5] = ["loss", "grad_norm", "weight", "num_skipped", "n
 /// If the model does not trace.
 pub fn trace_loss(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let (spec, types) = (&step.spec, without_optimizer(step.types()));
-    step.finish(trace(spec.mesh, |t| {
-        let inputs = Inputs::new(t, spec, &types);
-        let sums = accumulate(step, &inputs, false);
+    step.finish(trace(spec.plan.mesh, |t| {
+        let inputs = StepInputs::new(t, spec, &types);
+        let params = step.params_in_step(&inputs.params());
+        let sums = Sequential.sums(step, &inputs, &params, false);
         t.output("loss", global(spec, sums.loss) / global(spec, sums.weight));
     })?)
 }
@@ -40,7 +41,7 @@ pub fn trace_loss(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 pub fn trace_grad(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let types = without_optimizer(step.types());
     step.finish(trace(step.mesh(), |t| {
-        let inputs = Inputs::new(t, &step.spec, &types);
+        let inputs = StepInputs::new(t, &step.spec, &types);
         let gradients = gradients(step, &inputs);
         t.output("loss", gradients.loss);
         for ((path, gradient), param) in gradients.mean.iter().zip(inputs.params().values()) {
@@ -67,8 +68,8 @@ pub fn trace_step(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 /// [`trace_step`] before the graph is simplified.
 pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let spec = &step.spec;
-    Ok(trace(spec.mesh, |t| {
-        let inputs = Inputs::new(t, spec, step.types());
+    Ok(trace(spec.plan.mesh, |t| {
+        let inputs = StepInputs::new(t, spec, step.types());
         let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));
         let gradients = gradients(step, &inputs);
         let Gradients { loss, weight, replica_loss, .. } = gradients;
@@ -101,14 +102,14 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
         let [first, rest @ ..] = [loss, grad_norm, weight, num_skipped, nonfinite_leaf]
             .map(|metric| metric.convert(spec.precision.params).reshape(&[1]));
         t.output(METRICS_OUTPUT, first.concatenate(&rest, 0));
-        t.output_varying(REPLICA_LOSS, replica_loss, spec.policy.batch_axes());
+        t.output_varying(REPLICA_LOSS, replica_loss, spec.plan.batch_axes());
     })?)
 }
 
 /// The next value of each leaf except the counters.
 fn next_state<'g>(
     step: &DeclaredStep<'_>,
-    inputs: &Inputs<'g>,
+    inputs: &StepInputs<'g>,
     learning_rate: Tensor<'g>,
     gradients: &Gradients<'g>,
 ) -> Tree<Tensor<'g>> {
@@ -126,6 +127,7 @@ fn next_state<'g>(
     });
     next.extend(model_state.prefixed(MODEL_STATE));
     next.extend(opt_state.prefixed(OPT_STATE));
+    next.extend(gradients.comm.clone().prefixed(COMM));
     next
 }
 
@@ -149,21 +151,21 @@ fn without_optimizer(types: &Tree<TensorType>) -> Tree<TensorType> {
 }
 
 /// The inputs shared by loss, gradient and step.
-struct Inputs<'g> {
-    state: Tree<Tensor<'g>>,
-    step: Tensor<'g>,
-    num_skipped: Tensor<'g>,
-    batch: Batch<'g>,
-    training: Training<'g>,
+pub(super) struct StepInputs<'g> {
+    pub state: Tree<Tensor<'g>>,
+    pub step: Tensor<'g>,
+    pub num_skipped: Tensor<'g>,
+    pub batch: Batch<'g>,
+    pub training: Training<'g>,
 }
 
-impl<'g> Inputs<'g> {
+impl<'g> StepInputs<'g> {
     fn new(t: &'g Tracer, spec: &StepSpec<'_>, types: &Tree<TensorType>) -> Self {
         let state = types.map(|path, ty| t.input(path, ty.clone()));
         let (step, num_skipped) = (state[STEP], state[NUM_SKIPPED]);
         let seed = t.input(SEED, TensorType::new(DType::U32, &[2]));
         let batch = spec.batch_inputs(t, spec.batch_per_replica());
-        let batch_axes = spec.policy.batch_axes();
+        let batch_axes = spec.plan.batch_axes();
         let shard = t.replica_id(batch_axes);
         let training = Training {
             key: Key::from_seed(seed).fold_in(step),
@@ -183,6 +185,8 @@ impl<'g> Inputs<'g> {
 struct Gradients<'g> {
     /// Sums over the global batch, under the parameters' paths.
     totals: Tree<Tensor<'g>>,
+    /// The next values of what their sums keep.
+    comm: Tree<Tensor<'g>>,
     /// `mean = totals * scale`: 1 / the weight of the global batch.
     scale: Tensor<'g>,
     /// The gradients of the mean loss.
@@ -195,173 +199,77 @@ struct Gradients<'g> {
     observed: Tree<Tensor<'g>>,
 }
 
-fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>) -> Gradients<'g> {
+fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &StepInputs<'g>) -> Gradients<'g> {
     let spec = &step.spec;
-    let Sums { loss, weight, step_params, gradients, observed } = accumulate(step, inputs, true);
-    // This inserts the reduction of the gradients: `Policy::for_step` gives each replica its copy
-    // of a parameter with `vary`, and the VJP of `vary` sums the gradients of the copies.
-    let params = inputs.params();
-    let state_params: Vec<_> = params.values().copied().collect();
-    // Nothing is reduced for a leaf that is not trained.
-    let is_trained = |path: &&str| !step.freezes(path);
-    let cotangents = params.paths().zip(step_params.into_iter().zip(gradients));
-    let cotangents = cotangents.filter(|(path, _)| is_trained(path));
-    let cotangents: Vec<_> = cotangents.map(|(_, cotangent)| cotangent).collect();
-    let totals = vjp(&cotangents, &state_params);
+    let in_step = step.params_in_step(&inputs.params());
+    let Sums { loss, weight, gradients, observed } = Sequential.sums(step, inputs, &in_step, true);
+    let (totals, comm) =
+        inputs.step.tracer().in_backward(|| sum_gradients(step, inputs, gradients));
     let total_weight = global(spec, weight);
     let scale = 1.0 / total_weight;
-    let totals = params.paths().zip(totals).map(|(path, total)| {
-        let total = spec.optimizer.mask_gradient(path, step.param_leaf(path), total);
-        (path.to_owned(), total)
-    });
-    let totals: Tree<_> = totals.collect();
+    let totals =
+        totals.map(|path, total| spec.optimizer.mask_gradient(path, step.param_leaf(path), *total));
     Gradients {
         mean: totals.map(|_, total| *total * scale.vary(total.varying())),
         totals,
+        comm,
         scale,
         loss: global(spec, loss) * scale,
         weight: total_weight,
-        replica_loss: (loss / weight).vary(spec.policy.batch_axes()),
+        replica_loss: (loss / weight).vary(spec.plan.batch_axes()),
         observed: observed_everywhere(spec, inputs, &observed),
     }
+}
+
+/// The sums of the gradients over all replicas, by the parameters' paths, from those of each
+/// replica; and the next values of what [`Synchronize`] keeps.
+///
+/// [`Synchronize`]: crate::parallel::Synchronize
+fn sum_gradients<'g>(
+    step: &DeclaredStep<'_>,
+    inputs: &StepInputs<'g>,
+    gradients: Vec<Tensor<'g>>,
+) -> (Tree<Tensor<'g>>, Tree<Tensor<'g>>) {
+    let spec = &step.spec;
+    let (params, comm) = (inputs.params(), inputs.state.subtree(COMM));
+    let (mut totals, mut next_comm) = (vec![], comm.clone());
+    // In the order in which a backward pass finds them.
+    let with_gradients: Vec<_> = params.iter().zip(gradients).collect();
+    for ((path, param), gradient) in with_gradients.into_iter().rev() {
+        // Nothing is reduced for a leaf that is not trained.
+        if step.freezes(path) {
+            totals.push((path.to_owned(), param.full_like(0.0)));
+            continue;
+        }
+        let local = spec.plan.gradient_of_shard(gradient, &step.param_leaf(path).sharding);
+        let axes = local.varying().minus(param.varying());
+        let (total, next) = spec.synchronize.sum(local, axes, comm.get(path).copied());
+        totals.push((path.to_owned(), total));
+        if let Some(next) = next {
+            next_comm.insert(path, next);
+        }
+    }
+    (totals.into_iter().rev().collect(), next_comm)
 }
 
 /// Means over replicas and microbatches, from each replica's sums, in one collective for all of
 /// them.
 fn observed_everywhere<'g>(
     spec: &StepSpec<'_>,
-    inputs: &Inputs<'g>,
+    inputs: &StepInputs<'g>,
     sums: &[Tensor<'g>],
 ) -> Tree<Tensor<'g>> {
     let paths = inputs.state.subtree(MODEL_STATE);
     let Some(first) = sums.first() else { return Tree::new() };
-    let axes = spec.policy.batch_axes();
+    let axes = spec.plan.batch_axes();
     let sums: Vec<_> = sums.iter().map(|sum| sum.vary(axes)).collect();
     let totals = first.tracer().all_reduce(&sums, Reduction::Sum, axes);
-    let count = (spec.mesh.group_size(axes) * spec.num_microbatches) as f64;
+    let count = (spec.plan.mesh.group_size(axes) * spec.num_microbatches) as f64;
     paths.paths().map(str::to_owned).zip(totals.into_iter().map(|total| total / count)).collect()
 }
 
 /// The sum over the global batch, from each replica's sum over its part.
 fn global<'g>(spec: &StepSpec<'_>, local: Tensor<'g>) -> Tensor<'g> {
-    let axes = local.varying().intersection(spec.policy.batch_axes());
+    let axes = local.varying().intersection(spec.plan.batch_axes());
     if axes.is_empty() { local } else { local.all_reduce(Reduction::Sum, axes) }
-}
-
-/// Sums over a replica's part of the batch.
-struct Sums<'g> {
-    loss: Tensor<'g>,
-    weight: Tensor<'g>,
-    /// The tensors that gradients are taken with respect to.
-    step_params: Vec<Tensor<'g>>,
-    /// Gradients of `loss` with respect to `step_params`, before the reduction that is the VJP of
-    /// `Policy::for_step`.
-    gradients: Vec<Tensor<'g>>,
-    /// The observations of each running mean, added up over microbatches.
-    observed: Vec<Tensor<'g>>,
-}
-
-/// Runs the microbatches one after the other and adds up their sums.
-fn accumulate<'g>(step: &DeclaredStep<'_>, inputs: &Inputs<'g>, differentiate: bool) -> Sums<'g> {
-    let spec = &step.spec;
-    let Inputs { batch, training, .. } = inputs;
-    let t = inputs.step.tracer();
-    let params = step.params_in_step(&inputs.params());
-    let step_params: Vec<_> = params.values().map(|param| param.tensor).collect();
-    let model_state = inputs.state.subtree(MODEL_STATE).map(|_, mean| mean.ty());
-    if spec.num_microbatches == 1 {
-        let sums = microbatch(step, &params, &model_state, batch, *training, differentiate);
-        return Sums::new(&sums, step_params, model_state.len());
-    }
-
-    let num_differentiated = if differentiate { step_params.len() } else { 0 };
-    let num_sums = 2 + num_differentiated + model_state.len();
-    let zero_like = |x: &Tensor<'g>| t.full(x.dtype(), &x.shape(), 0.0);
-    let mut carried = vec![t.scalar(spec.precision.params, 0.0); 2];
-    carried.extend(step_params[..num_differentiated].iter().map(zero_like));
-    carried.extend(model_state.values().map(|ty| t.full(ty.dtype, &ty.dims, 0.0)));
-    // The rest is carried unchanged: values from outside that the body needs.
-    carried.extend(params.values().map(|param| param.once_per_step.unwrap_or(param.tensor)));
-    let [key_high, key_low] = training.key.words();
-    carried.extend([key_high, key_low, training.first_example]);
-    let cut = |x: &Tensor<'g>| {
-        let sizes = [&[spec.num_microbatches, spec.microbatch], &x.shape()[1..]].concat();
-        x.reshape(&sizes)
-    };
-    carried.extend(batch.fields.values().map(cut));
-
-    let results = t.fori_loop(spec.num_microbatches as u32, &carried, |index, carried| {
-        let (sums, outer) = carried.split_at(num_sums);
-        let (values, rest) = outer.split_at(params.len());
-        let params = params.iter().zip(values);
-        let params = params.map(|((path, param), value)| (path.to_owned(), param.in_loop(*value)));
-        let params = params.collect();
-        let [key_high, key_low, first_example] = [rest[0], rest[1], rest[2]];
-        let training = Training {
-            key: Key::from_words([key_high, key_low]),
-            first_example: first_example + index * spec.microbatch as f64,
-            num_examples: spec.microbatch,
-            batch_axes: spec.policy.batch_axes(),
-        };
-        let fields = batch.fields.paths().map(str::to_owned).zip(&rest[3..]);
-        let fields = fields.map(|(name, x)| (name, x.index_leading(index))).collect();
-        let weight = spec.ones(index.tracer(), spec.microbatch);
-        let batch = Batch { fields, weight };
-        let more = microbatch(step, &params, &model_state, &batch, training, differentiate);
-        let next = sums.iter().zip(more).map(|(sum, more)| *sum + more);
-        next.chain(outer.iter().copied()).collect()
-    });
-    Sums::new(&results[..num_sums], step_params, model_state.len())
-}
-
-impl<'g> Sums<'g> {
-    /// Splits the summed results of [`microbatch`].
-    fn new(sums: &[Tensor<'g>], step_params: Vec<Tensor<'g>>, num_observed: usize) -> Self {
-        let (gradients, observed) = sums[2..].split_at(sums.len() - 2 - num_observed);
-        let (gradients, observed) = (gradients.to_vec(), observed.to_vec());
-        Self { loss: sums[0], weight: sums[1], step_params, gradients, observed }
-    }
-}
-
-/// Loss, weight, gradients if `differentiate`, and observed values of the running means, of one
-/// microbatch.
-fn microbatch<'g>(
-    step: &DeclaredStep<'_>,
-    params: &Tree<StepParam<'g>>,
-    model_state: &Tree<TensorType>,
-    batch: &Batch<'g>,
-    training: Training<'g>,
-    differentiate: bool,
-) -> Vec<Tensor<'g>> {
-    let (t, spec) = (batch.weight.tracer(), &step.spec);
-    let scope = Scope::bind(t, spec.precision, step.params_in_microbatch(params), Some(training))
-        .with_param_use(step.at_use())
-        .with_attention(spec.attention);
-    let loss = spec.model.loss(&scope, batch);
-    // A constant weight counts this replica's examples.
-    let weight = match loss.weight.is_gradient_free() {
-        true => loss.weight.vary(loss.sum.varying()),
-        false => loss.weight,
-    };
-    if weight.varying() != loss.sum.varying() {
-        let message = "the sum of the losses and the sum of the weights must vary over the same \
-                       axes: both are sums over this replica's examples, or both over the global \
-                       batch";
-        weight.reject("loss", message);
-    }
-    let dtype = spec.precision.params;
-    let mut sums = vec![loss.sum.convert(dtype), weight.convert(dtype)];
-    if differentiate {
-        let wrt: Vec<_> = params.values().map(|param| param.tensor).collect();
-        sums.extend(grad(loss.sum, &wrt));
-    }
-    let observed = scope.observed();
-    sums.extend(model_state.iter().map(|(path, ty)| {
-        observed.get(path).copied().unwrap_or_else(|| {
-            let missing = t.full(ty.dtype, &ty.dims, 0.0);
-            missing.reject("observe", format!("training does not observe `{path}`"));
-            missing
-        })
-    }));
-    sums
 }

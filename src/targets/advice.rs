@@ -258,8 +258,8 @@ pub fn candidates(memory: &Memory, knobs: &Knobs) -> (Vec<Suggestion>, usize) {
 /// Every combination of the settings that the mesh and the batch allow, from these shards and this
 /// stage on.
 fn choices(least: Choice, remats: &[bool], knobs: &Knobs) -> Vec<Choice> {
-    let num_replicas = knobs.mesh.num_replicas();
-    let shards = (least.fsdp..=num_replicas).filter(|fsdp| num_replicas.is_multiple_of(*fsdp));
+    let num_shards = knobs.mesh.num_batch_shards();
+    let shards = (least.fsdp..=num_shards).filter(|fsdp| num_shards.is_multiple_of(*fsdp));
     let parts = (1..=knobs.microbatch).filter(|parts| knobs.microbatch.is_multiple_of(*parts));
     let parts: Vec<_> = parts.collect();
     let mut found = vec![];

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use hlo::counted;
-use hlo::{Axis, Graph, Program, TensorType, Tree};
+use hlo::{Graph, Mesh, Program, TensorType, Tree};
 
 use super::advice::{Knobs, MemoryAdvice, advice};
 use super::collective::{overlapped_fraction, sums};
@@ -54,11 +54,11 @@ pub struct ByLine<'a> {
     pub program: &'a Program,
 }
 
-/// The replicas of a line, if reduce_scatters over `fsdp` replicas of a target may be better in two
+/// The replicas of a line, if reduce_scatters over a mesh's `fsdp` on a target may be better in two
 /// collectives each. This is so on TPU v5e: its compiler turns a reduce_scatter over two dims of
 /// the torus into an all_reduce of the whole.
-pub fn scatter_line(target: &Target, fsdp: usize) -> Option<usize> {
-    (target.chip.name == "v5e").then(|| DeviceLayout::sharded(target, fsdp).line()).flatten()
+pub fn scatter_line(target: &Target, mesh: &Mesh) -> Option<usize> {
+    (target.chip.name == "v5e").then(|| DeviceLayout::of_mesh(target, mesh).line()).flatten()
 }
 
 impl Step<'_> {
@@ -66,12 +66,8 @@ impl Step<'_> {
         self.memory_fraction.unwrap_or(GPU_MEMORY_FRACTION)
     }
 
-    fn fsdp(&self) -> usize {
-        self.graph.mesh().size(Axis::Fsdp)
-    }
-
     fn layout(&self, target: &Target) -> DeviceLayout {
-        DeviceLayout::sharded(target, self.fsdp())
+        DeviceLayout::of_mesh(target, self.graph.mesh())
     }
 }
 
@@ -227,8 +223,8 @@ fn request(
     let plugin = worker::find_plugin(target.plugins())?;
     let mut overrides = overrides;
     worker::find_cuda_data(&plugin, target.chip, &mut overrides)?;
-    let (num_replicas, fsdp) = (step.program.num_replicas, step.fsdp());
-    Ok(Request { plugin, topology, topology_options, num_replicas, fsdp, overrides })
+    let mesh = step.graph.mesh().sizes();
+    Ok(Request { plugin, topology, topology_options, mesh, overrides })
 }
 
 impl CompileReport {

@@ -1,13 +1,13 @@
 //! Predicted scaling of a step from one device to the whole target.
 
-use hlo::{Axis, counted};
+use hlo::{Algorithm, Axis, counted};
 use serde::Serialize;
 
 use super::Target;
 use super::backups::BackupSimulation;
 use super::cost::{
-    Algorithm, DeviceLayout, Fabric, Failures, NamedNetwork, STEP_VARIATION, StepTime, Stragglers,
-    Timeline, WhatIf, Wire, Work, all_reduce, first_group, num_varying, waiting_secs,
+    DeviceLayout, Fabric, Failures, NamedNetwork, STEP_VARIATION, StepTime, Stragglers, Timeline,
+    WhatIf, Wire, Work, all_reduce, all_reduce_by, first_group, num_varying, waiting_secs,
 };
 use super::memory::{gib, usable};
 use super::row::Row;
@@ -379,7 +379,7 @@ fn row(
 
 impl AllReduce {
     fn of(fabric: &Fabric, bytes: u64) -> Self {
-        let ms = |algorithm: Algorithm| 1e3 * algorithm.all_reduce(fabric, bytes as f64);
+        let ms = |algorithm: Algorithm| 1e3 * all_reduce_by(algorithm, fabric, bytes as f64);
         Self {
             bytes,
             ring_ms: ms(Algorithm::Ring),

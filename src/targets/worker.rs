@@ -14,7 +14,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use hlo::Program;
+use hlo::{Mesh, MeshSizes, Program};
 
 use super::{Chip, Family, Target};
 use crate::children;
@@ -52,10 +52,8 @@ pub struct Request {
     pub topology: String,
     /// Its options.
     pub topology_options: Vec<(String, Value)>,
-    /// Replicas of the program.
-    pub num_replicas: usize,
-    /// Replicas that share the state, on which the order of the devices depends.
-    pub fsdp: usize,
+    /// The sizes of the mesh's axes: [`Mesh::sizes`].
+    pub mesh: MeshSizes,
     /// XLA options by name.
     pub overrides: BTreeMap<String, OverrideValue>,
 }
@@ -151,23 +149,21 @@ pub fn compile(
     })
 }
 
-/// The devices of a target in the order of the replicas, as its plugin describes them, with state
-/// sharded over `fsdp` of them.
+/// The devices of a target in the order of the replicas of a mesh, as its plugin describes them.
 ///
 /// # Errors
 /// See [`WorkerError`].
 pub fn devices(
     binary: &Path,
     target: &Target,
-    fsdp: usize,
+    mesh: &Mesh,
 ) -> Result<Vec<PlacedDevice>, WorkerError> {
     let (topology, topology_options) = target.topology();
     let request = Request {
         plugin: find_plugin(target.plugins())?,
         topology,
         topology_options,
-        num_replicas: target.num_devices(),
-        fsdp,
+        mesh: mesh.sizes(),
         overrides: BTreeMap::new(),
     };
     let dir = tempfile::Builder::new().prefix(PREFIXES[1]).tempdir()?;
@@ -235,18 +231,15 @@ fn answer(dir: &Path) -> Result<(), Box<dyn std::error::Error>> {
         .map(|(name, value)| (name.as_str(), value.clone()))
         .collect();
     let topology = Topology::new(&plugin, &request.topology, &options)?;
-    let mut devices = device_order(topology.devices(), request.fsdp);
-    devices.truncate(request.num_replicas);
+    let mesh = Mesh::from(request.mesh);
+    let num_replicas = mesh.num_replicas();
+    let mut devices = device_order(topology.devices(), &mesh);
+    devices.truncate(num_replicas);
     let mut memory = CompiledMemory::default();
     if dir.join(PROGRAM).is_file() {
         let text = fs::read_to_string(dir.join(PROGRAM))?;
-        let program = Program {
-            text,
-            num_replicas: request.num_replicas,
-            num_processes: 1,
-            inputs: vec![],
-            outputs: vec![],
-        };
+        let program =
+            Program { text, num_replicas, num_processes: 1, inputs: vec![], outputs: vec![] };
         let options = CompileOptions {
             device_assignment: Some(devices.iter().map(|device| device.id).collect()),
             overrides: request.overrides,

@@ -92,7 +92,7 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
     spans.record("read configuration and data", options.started, Instant::now());
     let (client, run, mut trainer) =
         setup::start(job, Processes::default(), &spans, || Ok(()), |_, _, _| Ok(None))?;
-    let (num_replicas, seed) = (run.mesh.num_replicas(), job.config.train.seed);
+    let (num_replicas, seed) = (run.plan.mesh.num_replicas(), job.config.train.seed);
     let (global_batch, num_batch_shards) = (run.batch.global_batch(), run.batch.num_batch_shards());
     let batches =
         TrainBatches::new(job.splits.train.clone(), seed, global_batch, num_batch_shards)?
@@ -124,7 +124,7 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
     let (first_step_secs, start) = (options.started.elapsed().as_secs_f64(), spans.list());
     let isolated =
         lower_isolated(trainer.step_graph(), "step", num_replicas, run.lowering.host_kernels);
-    let settings = run.compile.clone().for_devices(&client, &run.mesh);
+    let settings = run.compile.clone().for_devices(&client, &run.plan.mesh);
     let waiting = Waiting::on("compiling the step without collectives, and the evaluation");
     let mut alone = Trainer::new(&client, &run, job.model, seed)?;
     (alone.programs.step.executable, _) = settings.compile(&client, &isolated)?;
@@ -161,7 +161,7 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
         });
         // The devices' threads would disturb the measurement.
         drop((trainer, alone));
-        let command = worker(run.mesh).map_err(|source| ProfileError::Start { source });
+        let command = worker(run.plan.mesh).map_err(|source| ProfileError::Start { source });
         match command.and_then(time_ops) {
             Ok(times) => ops = Some(times),
             // The parts are still reported.

@@ -61,7 +61,7 @@ impl Saver {
         last_step: Option<u64>,
     ) -> Self {
         let config = &job.config.checkpoint;
-        let mesh = MeshConfig::AXES.map(|axis| (axis.name().to_owned(), run.mesh.size(axis)));
+        let mesh = MeshConfig::AXES.map(|axis| (axis.name().to_owned(), run.plan.mesh.size(axis)));
         let device = trainer.client().devices().first().map(|device| device.kind.clone());
         Self {
             shards,
@@ -73,7 +73,7 @@ impl Saver {
                 global_batch: run.batch.global_batch(),
                 seed: job.config.train.seed,
                 mesh: BTreeMap::from(mesh),
-                num_replicas: run.mesh.num_replicas(),
+                num_replicas: run.plan.mesh.num_replicas(),
                 num_processes: trainer.num_processes(),
                 config: resolved.to_owned(),
                 data: Some(data),

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use hlo::{Axis, LeafSpec, Mesh, Tree, row_specs};
+use hlo::{AxisSet, LeafSpec, Mesh, Tree, row_specs};
 use models::{AttentionKernels, Model, Precision};
 
 use super::evaluate::evaluate_with;
@@ -11,15 +11,15 @@ use super::memory::{self, Need};
 use super::model_values::{ModelValues, piece_of_leaf};
 use super::programs::{Callable, UncompiledProgram};
 use super::run::{eval_compile_settings, fields_of, smaller_fields_of};
-use super::trainer::replicated;
 use super::{BatchSender, CompileSettings, Error, EvalResult};
 use crate::config::{Config, OnNonfinite};
 use crate::data::{EvalBatches, Source};
 use crate::lowering::Lowering;
 use crate::observe::Waiting;
 use crate::optim;
-use crate::parallel::{Policy, Replicated};
-use crate::pjrt::{Arg, Buffers, Client};
+use crate::parallel::{GatherAt, ParallelPlan, PlainSum};
+use crate::pjrt::{Arg, Client};
+use crate::state::State;
 use crate::step::{self, DeclaredStep, EvalSums, SCORES, StepSpec};
 
 /// The subject of an evaluation: a model, and how its examples are batched.
@@ -28,8 +28,8 @@ pub struct EvalSpec<'a> {
     pub model: &'a dyn Model,
     /// The examples, or others with the same fields at the same sizes.
     pub source: &'a dyn Source,
-    /// The replicas; each of them holds all parameters.
-    pub mesh: Mesh,
+    /// The replicas, and how parameters are sharded over them: as in training.
+    pub plan: ParallelPlan,
     /// Examples of a batch on each replica.
     pub batch_per_replica: usize,
     /// Element types of parameters and computation.
@@ -43,15 +43,16 @@ pub struct Evaluator {
     program: Callable,
     /// The programs for smaller batches; see [`Source::smaller_fields`].
     smaller: Vec<Callable>,
-    leaves: Vec<Buffers>,
+    params: State,
     sender: BatchSender,
     batch: usize,
-    num_replicas: usize,
+    /// For each shard of a batch, the first replica that has it.
+    replica_of_shard: Vec<usize>,
     sums: EvalSums,
 }
 
 impl<'a> EvalSpec<'a> {
-    /// The model and the source of a configuration, on `num_replicas` devices.
+    /// The model and the source of a configuration, on these devices.
     ///
     /// # Errors
     /// If there is no place for compiled programs.
@@ -59,14 +60,14 @@ impl<'a> EvalSpec<'a> {
         config: &Config,
         model: &'a dyn Model,
         source: &'a dyn Source,
-        num_replicas: usize,
+        mesh: Mesh,
         batch_per_replica: usize,
     ) -> Result<Self, Error> {
+        let gather_at = GatherAt::of_zero_stage(config.parallel.zero_stage());
         Ok(Self {
             model,
             source,
-            // Every replica holds all parameters, whatever the mesh of the training was.
-            mesh: Mesh::new(&[(Axis::Data, num_replicas)]),
+            plan: ParallelPlan::new(mesh, gather_at),
             batch_per_replica,
             precision: config.train.precision.dtypes(),
             compile: eval_compile_settings(config)?,
@@ -112,20 +113,19 @@ impl<'a> EvalSpec<'a> {
         trace: impl Fn(&DeclaredStep<'_>) -> Result<Option<(hlo::Graph, EvalSums)>, Error>,
     ) -> Result<Option<Evaluator>, Error> {
         let _waiting = Waiting::on("compiling");
-        let policy: Arc<dyn Policy> = Arc::new(Replicated);
-        let batch_axes = policy.batch_axes();
+        let mesh = self.plan.mesh;
         let optimizer = optim::chain(vec![]);
         let settings = self.compile.clone().on_platform(client.platform());
-        let settings = settings.for_devices(client, &self.mesh);
+        let settings = settings.for_devices(client, &mesh);
         let spec = StepSpec {
             model: self.model,
             fields: &fields_of(self.source),
-            mesh: self.mesh,
+            plan: self.plan,
             microbatch: self.batch_per_replica,
             num_microbatches: 1,
             precision: self.precision,
             optimizer: &optimizer,
-            policy,
+            synchronize: &PlainSum,
             on_nonfinite: OnNonfinite::Stop,
             attention: match client.has_host_kernels() {
                 true => AttentionKernels::Host,
@@ -141,7 +141,7 @@ impl<'a> EvalSpec<'a> {
             let none = std::iter::empty::<&str>();
             let program = UncompiledProgram::new(lowered.program, declared.eval_inputs(), none)?;
             let executable = settings.compile(client, &program.program)?.0;
-            memory::check(client, &self.mesh, Need::of_evaluation(&executable)?)?;
+            memory::check(client, &mesh, Need::of_evaluation(&executable)?)?;
             Ok::<_, Error>(program.compiled(executable))
         };
         let mut smaller = vec![];
@@ -157,16 +157,15 @@ impl<'a> EvalSpec<'a> {
         let specs = declared.model_leaves().map(|_, path| declared.leaves()[path].clone());
         let values = open(&row_specs(&specs))?;
         let placement = program.executable.placement();
-        let upload = |(path, spec): (&str, &LeafSpec)| {
-            let start = vec![0; spec.dims.len()];
-            let whole = piece_of_leaf(&values, (path, spec), &start, &spec.dims)?;
-            Ok::<_, Error>(client.upload_on(placement, &replicated(whole, placement))?)
+        let read = |leaf: (&str, &LeafSpec), start: &[usize], dims: &[usize]| {
+            piece_of_leaf(&values, leaf, start, dims)
         };
-        let leaves = specs.iter().map(upload).collect::<Result<_, _>>()?;
-        let sender = BatchSender::new(&program, &self.mesh, batch_axes);
-        let num_replicas = self.mesh.num_replicas();
-        let batch = self.batch_per_replica * num_replicas;
-        Ok(Some(Evaluator { program, smaller, leaves, sender, batch, num_replicas, sums }))
+        let params = State::read(client.clone(), placement.clone(), mesh, specs, read)?;
+        let sender = BatchSender::new(&program, &mesh, self.plan.batch_axes());
+        let batch = self.batch_per_replica * mesh.num_batch_shards();
+        let of_shards = mesh.groups(AxisSet::ALL.minus(Mesh::BATCH_AXES));
+        let replica_of_shard = of_shards.into_iter().map(|replicas| replicas[0]).collect();
+        Ok(Some(Evaluator { program, smaller, params, sender, batch, replica_of_shard, sums }))
     }
 }
 
@@ -177,7 +176,7 @@ impl Evaluator {
     /// If examples cannot be read, or a launch fails.
     pub fn evaluate(&self, source: Arc<dyn Source>) -> Result<EvalResult, Error> {
         let batches = self.batches(source)?;
-        let leaves: Vec<_> = self.leaves.iter().collect();
+        let leaves: Vec<_> = self.params.leaves().collect();
         let program = |size_class| Ok(self.program_of_size_class(size_class));
         let waiting = Waiting::on("evaluating batches");
         let is_ended = |batch, of| {
@@ -206,11 +205,11 @@ impl Evaluator {
         for (index, batch) in (0..).zip(batches.iter()) {
             waiting.set_done(index, batches.num_batches());
             let batch = self.sender.send(batch.map_err(Error::from)?).map_err(Error::from)?;
-            let leaves = self.leaves.iter().map(Arg::Borrow);
+            let leaves = self.params.leaves().map(Arg::Borrow);
             let program = self.program_of_size_class(batch.size_class);
             let called = program.call(leaves, |name| batch.arg(name))?;
             let scores = { called }.results.take(SCORES).map_err(Error::from)?;
-            for replica in 0..self.num_replicas {
+            for replica in self.replica_of_shard.iter().copied() {
                 let scores_bc = scores.read(replica).map_err(Error::from)?;
                 let num_classes = scores_bc.dims().last().copied().unwrap_or(1).max(1);
                 for scores_c in scores_bc.as_slice::<f32>().chunks(num_classes) {
@@ -230,7 +229,7 @@ impl Evaluator {
     }
 
     fn batches(&self, source: Arc<dyn Source>) -> Result<EvalBatches, Error> {
-        let batches = EvalBatches::new(source, self.batch, self.num_replicas)?;
+        let batches = EvalBatches::new(source, self.batch, self.replica_of_shard.len())?;
         Ok(batches.of_shards(self.sender.shards().clone()))
     }
 }

@@ -183,7 +183,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     if let Some(classes) = describe_classes(&*job.splits.train, &*job.splits.eval) {
         processes.say(&classes);
     }
-    processes.say(&describe_synchronisation(&trainer, &job.config.parallel));
+    processes.say(&describe_synchronisation(&trainer, &run.plan));
     if options.out.is_none() {
         processes.say("the model will not be saved; --out DIR saves it");
     }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, ScopedJoinHandle};
 use std::time::Instant;
 
-use hlo::{Axis, Graph, LeafSpec, Mesh, Program, Tree, lower_isolated, row_specs};
+use hlo::{Graph, LeafSpec, Mesh, Program, Tree, lower_isolated, row_specs};
 use models::Model;
 
 use super::{Error, Run};
@@ -60,7 +60,7 @@ impl CompileSettings {
     /// `lockstep compile` showed. Options set before take precedence.
     #[must_use]
     pub fn for_devices(mut self, client: &Client, mesh: &Mesh) -> Self {
-        let devices = device_order(client.global_devices(), mesh.size(Axis::Fsdp));
+        let devices = device_order(client.global_devices(), mesh);
         let ids = devices.iter().take(mesh.num_replicas()).map(|device| device.id);
         self.options.device_assignment = Some(ids.collect());
         let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind));
@@ -234,7 +234,8 @@ impl<'r> Traced<'r> {
         let step = spans.time("trace the step", || step::trace_step(&declared))?;
         let init = spans.time("trace init", || step::trace_init(&declared))?;
         let (eval, eval_sums) = spans.time("trace eval", || step::trace_eval(&declared))?;
-        let proof = spans.time("trace proof", || step::trace_proof(run.mesh, declared.leaves()))?;
+        let proof =
+            spans.time("trace proof", || step::trace_proof(run.plan.mesh, declared.leaves()))?;
         Ok(Self { declared, init, step, eval, eval_sums, proof })
     }
 }

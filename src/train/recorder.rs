@@ -59,9 +59,9 @@ impl Recorder {
         let info = RunInfo {
             elapsed_secs: started.elapsed().as_secs_f64(),
             planned_steps: run.length.total_steps(),
-            num_replicas: run.mesh.num_replicas(),
+            num_replicas: run.plan.mesh.num_replicas(),
             num_processes: processes.this().num_processes,
-            mesh: MeshConfig::AXES.map(|axis| (axis.name(), run.mesh.size(axis))).into(),
+            mesh: MeshConfig::AXES.map(|axis| (axis.name(), run.plan.mesh.size(axis))).into(),
             global_batch: run.batch.global_batch(),
             num_params: trainer.num_params(),
             state_bytes_per_replica: state_bytes.sum(),

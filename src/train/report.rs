@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use hlo::{Axis, AxisSet, Graph, LeafSpec, Mesh, Tree, counted};
+use hlo::{Axis, AxisSet, Graph, LeafSpec, Tree, counted};
 
 use super::{Run, Trainer};
-use crate::config::{ParallelConfig, shorten};
+use crate::config::shorten;
 use crate::data::{LabelKind, LabelScale, Source};
-use crate::parallel::{LeafTotals, ShardingReport};
+use crate::parallel::{LeafTotals, ParallelPlan, ShardingReport};
 use crate::step::{OPT_STATE, PARAMS};
 
 /// Classes that a message lists.
@@ -103,7 +103,7 @@ fn describe_padding(run: &Run) -> Option<String> {
 
 /// The sizes of the state, what is sharded, and the cost of synchronization: bytes per step,
 /// collectives and replica groups.
-pub fn describe_synchronisation(trainer: &Trainer, parallel: &ParallelConfig) -> String {
+pub fn describe_synchronisation(trainer: &Trainer, plan: &ParallelPlan) -> String {
     let state = trainer.state();
     let bytes = |prefix: &str| -> usize {
         let leaves = state.iter().filter(|(path, _)| path.split('.').next() == Some(prefix));
@@ -113,7 +113,7 @@ pub fn describe_synchronisation(trainer: &Trainer, parallel: &ParallelConfig) ->
     let (sharding, synchronisation) = match state.mesh().size(Axis::Fsdp) {
         1 => (String::new(), describe_all_reduces(trainer.step_graph())),
         _ => (
-            format!("\nsharding: {}", describe_sharding(state.specs(), state.mesh(), parallel)),
+            format!("\nsharding: {}", describe_sharding(state.specs(), plan)),
             describe_by_kind(trainer.step_graph()),
         ),
     };
@@ -146,8 +146,8 @@ fn describe_all_reduces(step: &Graph) -> String {
 
 /// How a sharded state is held: the stage of ZeRO, and bytes of parameters sharded and whole, and
 /// why.
-fn describe_sharding(state: &Tree<LeafSpec>, mesh: &Mesh, parallel: &ParallelConfig) -> String {
-    let report = ShardingReport::new(&state.subtree(PARAMS), state, mesh);
+fn describe_sharding(state: &Tree<LeafSpec>, plan: &ParallelPlan) -> String {
+    let report = ShardingReport::new(&state.subtree(PARAMS), state, plan);
     let total = |LeafTotals { num_leaves, bytes }| {
         format!("{}, {}", counted(num_leaves, "leaf"), human_bytes(bytes))
     };
@@ -158,7 +158,7 @@ fn describe_sharding(state: &Tree<LeafSpec>, mesh: &Mesh, parallel: &ParallelCon
         "{} over {} replicas (zero = {}); whole: {}; state: {} of {} on each replica",
         total(report.sharded()),
         report.num_shards,
-        parallel.zero_stage(),
+        plan.gather_at.zero_stage(),
         if whole.is_empty() { "none" } else { &whole },
         human_bytes(report.local_state_bytes),
         human_bytes(report.state_bytes),
@@ -218,13 +218,9 @@ fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
 
 /// How a sharded state is held: the stage of ZeRO, a line for each parameter, and the totals in
 /// bytes.
-pub fn list_sharding(
-    state: &Tree<LeafSpec>,
-    mesh: &Mesh,
-    parallel: &ParallelConfig,
-) -> Vec<String> {
-    let report = ShardingReport::new(&state.subtree(PARAMS), state, mesh);
-    let stage = parallel.zero_stage();
+pub fn list_sharding(state: &Tree<LeafSpec>, plan: &ParallelPlan) -> Vec<String> {
+    let report = ShardingReport::new(&state.subtree(PARAMS), state, plan);
+    let stage = plan.gather_at.zero_stage();
     let mut lines = vec![format!("zero = {stage} over {} replicas", report.num_shards)];
     lines.extend(report.params.iter().map(|(path, param)| format!("{PARAMS}.{path}: {param}")));
     let total = |LeafTotals { num_leaves, bytes }| {

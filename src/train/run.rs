@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hlo::{Axis, AxisSet, Mesh};
+use hlo::Mesh;
 use models::{AttentionKernels, Model, Precision};
 
 use super::{CompileSettings, Error};
@@ -14,7 +14,7 @@ use crate::config::{
 use crate::data::{Field, Source, Splits};
 use crate::lowering::Lowering;
 use crate::optim::{self, Transformation, schedule::Schedule};
-use crate::parallel::{Policy, Replicated, Zero, ZeroStage};
+use crate::parallel::{GatherAt, ParallelPlan, PlainSum, Synchronize};
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
 use crate::step::{BatchField, StepSpec};
 
@@ -26,10 +26,10 @@ pub struct Run {
     pub length: RunLength,
     /// The learning rates.
     pub schedule: Schedule,
-    /// The replicas.
-    pub mesh: Mesh,
-    /// How the step is distributed over them.
-    pub policy: Arc<dyn Policy>,
+    /// The replicas, and how a step is distributed over them.
+    pub plan: ParallelPlan,
+    /// How gradients are summed over the replicas.
+    pub synchronize: Arc<dyn Synchronize>,
     /// The update rule.
     pub optimizer: Box<dyn Transformation>,
     /// The fields of a batch.
@@ -81,15 +81,7 @@ impl Run {
         mesh: Mesh,
         platform: Platform,
     ) -> Result<Self, Error> {
-        let policy: Arc<dyn Policy> = match mesh.size(Axis::Fsdp) {
-            1 => Arc::new(Replicated),
-            _ => Arc::new(Zero::new(match config.parallel.zero_stage() {
-                2 => ZeroStage::Two,
-                3 => ZeroStage::Three,
-                _ => ZeroStage::One,
-            })),
-        };
-        let batch = config.split_batch(mesh.group_size(policy.batch_axes()))?;
+        let batch = config.split_batch(mesh.num_batch_shards())?;
         config.model.batch_norm_group().map_or(Ok(()), |group| batch.check_norm_group(group))?;
         let length = RunLength::new(config.train.length, num_examples, batch.global_batch())?;
         let mut lowering = Lowering::for_platform(platform);
@@ -106,8 +98,8 @@ impl Run {
             schedule: Schedule::new(&config.schedule, &length)?,
             batch,
             length,
-            mesh,
-            policy,
+            plan: ParallelPlan::new(mesh, GatherAt::of_zero_stage(config.parallel.zero_stage())),
+            synchronize: Arc::new(PlainSum),
             optimizer: optim::from_config(&config.optimizer),
             fields,
             smaller_fields: vec![],
@@ -128,11 +120,6 @@ impl Run {
         })
     }
 
-    /// The axes over which the batch is split.
-    pub fn batch_axes(&self) -> AxisSet {
-        self.policy.batch_axes()
-    }
-
     /// The specification of the step for a model.
     pub fn spec<'a>(&'a self, model: &'a dyn Model) -> StepSpec<'a> {
         self.spec_of(model, &self.fields)
@@ -150,12 +137,12 @@ impl Run {
         StepSpec {
             model,
             fields,
-            mesh: self.mesh,
+            plan: self.plan,
             microbatch: self.batch.microbatch(),
             num_microbatches: self.batch.num_microbatches(),
             precision: self.precision,
             optimizer: &*self.optimizer,
-            policy: self.policy.clone(),
+            synchronize: &*self.synchronize,
             on_nonfinite: self.on_nonfinite,
             attention: self.attention,
         }

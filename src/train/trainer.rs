@@ -127,18 +127,18 @@ impl Trainer {
         seed: u64,
         spans: &StartupSpans,
     ) -> Result<Self, Error> {
-        let settings = run.compile.clone().for_devices(client, &run.mesh);
+        let settings = run.compile.clone().for_devices(client, &run.plan.mesh);
         let specs = lowered.leaves.clone();
-        memory::check(client, &run.mesh, Need::of_state(&specs, &run.mesh))?;
+        memory::check(client, &run.plan.mesh, Need::of_state(&specs, &run.plan.mesh))?;
         let programs = lowered.compile(client, &settings, spans)?;
-        memory::check(client, &run.mesh, Need::of_programs(programs.first())?)?;
+        memory::check(client, &run.plan.mesh, Need::of_programs(programs.first())?)?;
         let placement = programs.init.executable.placement();
         let seed = Literal::from_slice(&[2], &[(seed >> 32) as u32, seed as u32]);
         let seed = client.upload_on(placement, &replicated(seed, placement))?;
         let call = programs.init.call([], |name| (name == SEED).then_some(Arg::Borrow(&seed)))?;
         let leaves = call.results.leaves;
-        let state = State::new(client.clone(), placement.clone(), run.mesh, specs, leaves);
-        let (batch_axes, lowering) = (run.batch_axes(), run.lowering);
+        let state = State::new(client.clone(), placement.clone(), run.plan.mesh, specs, leaves);
+        let (batch_axes, lowering) = (run.plan.batch_axes(), run.lowering);
         Ok(Self { client: client.clone(), state, programs, seed, batch_axes, lowering, settings })
     }
 

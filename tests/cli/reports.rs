@@ -174,7 +174,7 @@ fn a_profile_of_a_sharded_mesh_has_the_ops_of_one_replica() {
         };
         assert!(has(&|_, op, _| op.starts_with("concatenate")), "{stage}: {ops:?}");
         let is_cut = |kind: &str, _: &str, from: &str| {
-            kind == "slice" && from.contains("parallel/policy/zero.rs")
+            kind == "slice" && from.contains("parallel/gather.rs")
         };
         assert!(has(&is_cut), "{stage}: {ops:?}");
         let is_sent =

@@ -1,8 +1,9 @@
 //! The numbers of `docs/communication.md`.
 
+use hlo::Algorithm;
 use lockstep::targets::Target;
 use lockstep::targets::cost::{
-    Algorithm, DeviceLayout, Fabric, Group, all_gather, reduce_scatter, seconds,
+    DeviceLayout, Fabric, Group, all_gather, all_reduce_by, reduce_scatter, seconds,
 };
 
 /// Gradients of `docs/communication.md`, in bytes.
@@ -21,7 +22,8 @@ fn communication() -> Vec<String> {
         network,
     };
     let ms = |secs: f64| format!("{:.1} ms", 1e3 * secs);
-    let all_reduce_by = |fabric: &Fabric, algorithm: Algorithm| ms(algorithm.all_reduce(fabric, n));
+    let all_reduce_by =
+        |fabric: &Fabric, algorithm: Algorithm| ms(all_reduce_by(algorithm, fabric, n));
     let mut lines = vec![
         format!(
             "{p} devices, {size} a host, {:.0} GB/s of NVLink and {:.0} GB/s of network for each",

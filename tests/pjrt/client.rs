@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hlo::Mesh;
 use lockstep::cluster::device_order;
 use lockstep::pjrt::{
     Client, Code, CompileOptions, CpuWaits, Error, KeyValueError, KeyValueStore, OverrideValue,
@@ -22,10 +23,13 @@ fn a_cpu_client_has_the_devices_asked_for() {
     // list.
     let global: Vec<i32> = client.global_devices().iter().map(|device| device.id).collect();
     assert_eq!(global, ids);
-    let ordered: Vec<i32> =
-        device_order(client.global_devices(), 1).iter().map(|device| device.id).collect();
+    let ordered: Vec<i32> = device_order(client.global_devices(), &Mesh::SINGLE)
+        .iter()
+        .map(|device| device.id)
+        .collect();
     assert_eq!(ordered, ids);
-    let addressable = device_order(client.devices().iter().map(|device| &device.description), 1);
+    let addressable =
+        device_order(client.devices().iter().map(|device| &device.description), &Mesh::SINGLE);
     assert_eq!(addressable.len(), 3);
     assert_eq!(client.placement().pairs(), [(0, 0), (1, 1), (2, 2)]);
     assert_eq!(client.devices()[1].process_index, 0);

@@ -5,12 +5,10 @@
 //! side is the step used in training: traced from `models::mlp`, on several numbers of replicas and
 //! microbatches, in the interpreter in f64 and on the CPU plugin in f32.
 
-use std::sync::Arc;
-
 use hlo::{DType, Graph, Literal, Mesh, interpret};
 use lockstep::config::{AdamW, OnNonfinite, Sgd};
 use lockstep::optim::{Mask, Transformation, adamw, sgd};
-use lockstep::parallel::Replicated;
+use lockstep::parallel::{GatherAt, ParallelPlan, PlainSum};
 use lockstep::step::{BatchField, DeclaredStep, METRICS, StepSpec, trace_grad, trace_step};
 use models::AttentionKernels;
 use models::mlp::{Mlp, MlpConfig};
@@ -119,12 +117,12 @@ impl Setting {
         let spec = StepSpec {
             model: &model,
             fields: &fields,
-            mesh: Mesh::data(self.num_replicas),
+            plan: ParallelPlan::new(Mesh::data(self.num_replicas), GatherAt::Step),
             microbatch: BATCH / self.num_replicas / self.num_microbatches,
             num_microbatches: self.num_microbatches,
             precision: models::Precision::uniform(self.dtype),
             optimizer,
-            policy: Arc::new(Replicated),
+            synchronize: &PlainSum,
             on_nonfinite: OnNonfinite::Stop,
             attention: AttentionKernels::None,
         };

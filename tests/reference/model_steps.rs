@@ -4,12 +4,10 @@
 //! On the CPU plugin, in f64 and in f32, on one replica and on several; parameters and batches are
 //! [`drawn`](super::drawn). Gradients are also compared with finite differences of the loss.
 
-use std::sync::Arc;
-
 use hlo::{DType, Graph, Literal, Mesh};
 use lockstep::config::{AdamW, OnNonfinite, Sgd};
 use lockstep::optim::{Mask, Transformation, adamw, scale_by_learning_rate, sgd};
-use lockstep::parallel::Replicated;
+use lockstep::parallel::{GatherAt, ParallelPlan, PlainSum};
 use lockstep::step::{BatchField, DeclaredStep, StepError, StepSpec, trace_grad, trace_step};
 use models::gpt::{self, Gpt};
 use models::resnet::{self, ResNet};
@@ -132,12 +130,12 @@ impl Case<'_> {
         let spec = StepSpec {
             model: self.model,
             fields: &fields,
-            mesh: Mesh::data(num_replicas),
+            plan: ParallelPlan::new(Mesh::data(num_replicas), GatherAt::Step),
             microbatch: self.batch / num_replicas,
             num_microbatches: 1,
             precision: Precision::uniform(dtype),
             optimizer: self.optimizer,
-            policy: Arc::new(Replicated),
+            synchronize: &PlainSum,
             on_nonfinite: OnNonfinite::Stop,
             attention: AttentionKernels::None,
         };

@@ -3,16 +3,22 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use hlo::{Axis, Mesh};
 use lockstep::cluster::{PlacedDevice, fsdp_line};
 use lockstep::targets::cost::DeviceLayout;
 use lockstep::targets::{Chip, Target, worker};
 
 use super::{BINARY, install};
 
+/// All devices of the target, with `fsdp` neighbours that share the state.
+fn mesh(target: &Target, fsdp: usize) -> Mesh {
+    Mesh::new(&[(Axis::Data, target.num_devices() / fsdp), (Axis::Fsdp, fsdp)])
+}
+
 fn placed(target: &str, fsdp: usize) -> Vec<PlacedDevice> {
     install(if target.starts_with("tpu") { "tpu" } else { "cuda-compiler" });
     let target: Target = target.parse().unwrap();
-    let devices = worker::devices(Path::new(BINARY), &target, fsdp).unwrap();
+    let devices = worker::devices(Path::new(BINARY), &target, &mesh(&target, fsdp)).unwrap();
     assert_eq!(devices.len(), target.num_devices());
     let ids: BTreeSet<_> = devices.iter().map(|device| device.id).collect();
     assert_eq!(ids.len(), devices.len(), "a device stands twice");
@@ -55,9 +61,11 @@ fn hosts_are_contiguous_and_each_is_next_to_its_successor() {
 #[test]
 fn sharded_state_lies_along_lines_of_the_torus() {
     for (target, fsdp) in [("tpu:v5e:2x4", 8), ("tpu:v5e:4x2", 8), ("tpu:v5e:4x8", 16)] {
+        let parsed: Target = target.parse().unwrap();
+        let mesh = mesh(&parsed, fsdp);
         let devices = placed(target, fsdp);
-        let line = fsdp_line(&devices, fsdp).unwrap();
-        let layout = DeviceLayout::sharded(&target.parse().unwrap(), fsdp);
+        let line = fsdp_line(&devices, &mesh).unwrap();
+        let layout = DeviceLayout::of_mesh(&parsed, &mesh);
         assert_eq!(layout.line(), Some(line), "{target}");
         let lines: Vec<_> = devices.chunks(line).collect();
         for pair in lines.windows(2) {

@@ -117,8 +117,7 @@ fn a_compiler_that_aborts_its_process_is_an_error_with_its_last_output() {
         plugin: PathBuf::from("none"),
         topology: "none".into(),
         topology_options: vec![],
-        num_replicas: 2,
-        fsdp: 1,
+        mesh: hlo::Mesh::data(2).sizes(),
         overrides: [].into(),
     };
     let error = worker::compile(&binary, &request, &lower(&graph.unwrap(), "step")).unwrap_err();

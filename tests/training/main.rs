@@ -9,6 +9,7 @@
 //! - `gpt`, `resnet`, `stacked`: the ways to run blocks, batch norm over replicas, scanned blocks
 //! - `host_collectives`, `host_kernels`: what this process computes for the CPU backend
 //! - `checkpoints`: a run that is continued is the run that was not interrupted
+//! - `comm`: what a way to sum gradients keeps from step to step
 //! - `nonfinite`, `faults`, `model_metrics`: steps that are skipped, what ends a run, metrics of a
 //!   model
 //! - `xnnpack`: fusions that block workers of the plugin
@@ -17,6 +18,7 @@
 mod support;
 
 mod checkpoints;
+mod comm;
 mod faults;
 mod gpt;
 mod host_collectives;

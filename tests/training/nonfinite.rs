@@ -2,14 +2,13 @@
 //! all optimizers, in the interpreter and compiled.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use crate::support;
 use hlo::{DType, Graph, Literal, Mesh, interpret};
 use lockstep::config::{Config, OnNonfinite};
 use lockstep::lowering::Lowering;
 use lockstep::optim::from_config;
-use lockstep::parallel::Replicated;
+use lockstep::parallel::{GatherAt, ParallelPlan, PlainSum};
 use lockstep::pjrt::Platform;
 use lockstep::step::{BatchField, METRICS, StepSpec, trace_step};
 use models::layers::{BatchNorm, batch_norm, linear};
@@ -206,12 +205,12 @@ fn graph(model: &dyn Model, num_examples: usize, keys: &[&str], case: &Case) -> 
     let spec = StepSpec {
         model,
         fields: &fields,
-        mesh: Mesh::data(case.num_replicas),
+        plan: ParallelPlan::new(Mesh::data(case.num_replicas), GatherAt::Step),
         microbatch: num_examples / case.num_replicas / case.num_microbatches,
         num_microbatches: case.num_microbatches,
         precision: case.precision,
         optimizer: &*from_config(&config.optimizer),
-        policy: Arc::new(Replicated),
+        synchronize: &PlainSum,
         on_nonfinite: case.on_nonfinite,
         attention: AttentionKernels::None,
     };

@@ -22,7 +22,7 @@ mod window;
 use std::panic::Location;
 use std::sync::Arc;
 
-use crate::{CustomVjp, DType, Graph, Literal, Node, Op, TensorType};
+use crate::{AxisSet, CustomVjp, DType, Graph, Literal, Node, Op, TensorType};
 
 /// One value on each replica, in the order of replica numbers.
 type Replicas = Vec<Arc<Literal>>;
@@ -33,6 +33,14 @@ const MAX_ELEMENTS: usize = 1 << 26;
 /// Why a graph could not be evaluated on the given inputs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InterpError {
+    /// Replicas have different values of what is typed as replicated.
+    #[error("`replicated` over {axes} at {location}: the replicas have different values")]
+    Differs {
+        /// The axes along which they differ.
+        axes: AxisSet,
+        /// Where the op was traced.
+        location: &'static std::panic::Location<'static>,
+    },
     /// The wrong number of inputs.
     #[error("the graph has {expected} inputs, got {got}")]
     InputCount {
@@ -289,6 +297,15 @@ fn eval(
         | Op::OptimizationBarrier
         | Op::Vary { .. }
         | Op::StopGradient => same(),
+        Op::Replicated { axes } => {
+            for group in mesh.groups(*axes) {
+                let first = &operands[0][group[0]];
+                if group.iter().any(|replica| operands[0][*replica].bytes() != first.bytes()) {
+                    return Err(InterpError::Differs { axes: *axes, location: node.location.line });
+                }
+            }
+            same()
+        }
         Op::AllReduce { reduction, .. } => in_groups(&|x| collective::all_reduce(*reduction, x)),
         Op::AllGather { dim, .. } => in_groups(&|x| collective::all_gather(x, *dim)),
         Op::ReduceScatter { dim, .. } => in_groups(&|x| collective::reduce_scatter(x, *dim)),

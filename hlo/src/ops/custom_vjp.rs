@@ -242,6 +242,7 @@ pub(crate) fn moves_elements(op: &Op) -> bool {
             | Op::BroadcastInDim { .. }
             | Op::Slice { .. }
             | Op::Vary { .. }
+            | Op::Replicated { .. }
             | Op::FusionBarrier
     )
 }

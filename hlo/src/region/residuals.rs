@@ -47,6 +47,7 @@ fn is_cheap(op: &Op) -> bool {
         | Op::BroadcastInDim { .. }
         | Op::Reshape { .. }
         | Op::Vary { .. }
+        | Op::Replicated { .. }
         | Op::StopGradient => true,
         _ => false,
     }

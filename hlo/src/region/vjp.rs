@@ -267,7 +267,11 @@ impl Joint {
             let node = graph.node_of(value);
             let only_reshapes = matches!(
                 node.op,
-                Op::BroadcastInDim { .. } | Op::Reshape { .. } | Op::Vary { .. } | Op::StopGradient
+                Op::BroadcastInDim { .. }
+                    | Op::Reshape { .. }
+                    | Op::Vary { .. }
+                    | Op::Replicated { .. }
+                    | Op::StopGradient
             );
             match node.op {
                 _ if is_backward[value.index()] => {}

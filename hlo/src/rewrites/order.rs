@@ -94,7 +94,9 @@ impl<'a> OrderedCopy<'a> {
             earlier.append(&mut self.collectives);
         }
         for earlier in earlier {
-            if !self.depend_on(&operands, earlier) {
+            let places = (0..operands.len()).filter(|place| is_read(&node.op, *place));
+            let read: Vec<_> = places.map(|place| operands[place]).collect();
+            if !depend_on(self.copy.copied(), &read, earlier) {
                 self.wait(node, &mut operands, earlier);
             }
         }
@@ -108,29 +110,8 @@ impl<'a> OrderedCopy<'a> {
         }
     }
 
-    /// `true` if some of the values are computed from a result of the node with this first result.
-    fn depend_on(&self, values: &[ValueId], first: ValueId) -> bool {
-        let new = self.copy.copied();
-        let mut is_seen = vec![false; new.num_values()];
-        let mut open = values.to_vec();
-        while let Some(value) = open.pop() {
-            if value < first || std::mem::replace(&mut is_seen[value.index()], true) {
-                continue;
-            }
-            let node = new.node_of(value);
-            let index = value.index() - node.result().index();
-            if !is_computed(&node.op, index) {
-                open.push(node.operands[index]);
-            } else if node.result() == first {
-                return true;
-            } else {
-                open.extend(&node.operands);
-            }
-        }
-        false
-    }
-
-    /// Makes an operand of a node depend on an earlier node: the smallest that can.
+    /// Makes an operand of a node depend on an earlier node: the smallest, and if there is one that
+    /// varies wherever a result of the earlier node does, that.
     fn wait(&mut self, node: &Node, operands: &mut [ValueId], earlier: ValueId) {
         let new = self.copy.copied();
         let earlier = new.node_of(earlier);
@@ -141,14 +122,14 @@ impl<'a> OrderedCopy<'a> {
         let mut places: Vec<_> =
             (0..operands.len()).filter(|place| is_read(&node.op, *place)).collect();
         places.sort_by_key(|place| new.ty(operands[*place]).num_bytes());
-        for place in places {
-            let x = operands[place];
-            let varying = new.ty(x).varying;
-            let fits = |result: &&ValueId| new.ty(**result).varying.is_subset(varying);
-            if let Some(result) = results.iter().find(fits) {
-                operands[place] = self.after(node, x, *result);
-                return;
-            }
+        let pairs = places.iter().flat_map(|place| results.iter().map(|result| (*place, *result)));
+        let fits = |(place, result): &(usize, ValueId)| {
+            new.ty(*result).varying.is_subset(new.ty(operands[*place]).varying)
+        };
+        let mut pairs: Vec<_> = pairs.collect();
+        pairs.sort_by_key(|pair| !fits(pair));
+        if let Some((place, result)) = pairs.first().copied() {
+            operands[place] = self.after(node, operands[place], result);
         }
     }
 
@@ -157,6 +138,9 @@ impl<'a> OrderedCopy<'a> {
         let new = self.copy.copied();
         let (of_result, of_x) = (new.ty(result).clone(), new.ty(x).clone());
         let mut push = |op: Op, operands: &[ValueId]| self.copy.push(node, op, operands);
+        // Whatever the others decide, all of them select the same `x`.
+        let excess = of_result.varying.minus(of_x.varying);
+        let x = if excess.is_empty() { x } else { push(Op::Vary { axes: excess }, &[x]) };
         let rank = of_result.rank();
         let (start, limit, strides) = (vec![0; rank], vec![1; rank], vec![1; rank]);
         let mut p = push(Op::Slice { start, limit, strides }, &[result]);
@@ -169,8 +153,33 @@ impl<'a> OrderedCopy<'a> {
         p = push(Op::Vary { axes: of_x.varying.minus(of_result.varying) }, &[p]);
         p = push(Op::BroadcastInDim { dims: of_x.dims, broadcast_dims: vec![] }, &[p]);
         let same = push(Op::OptimizationBarrier, &[x]);
-        push(Op::Select, &[p, x, same])
+        let selected = push(Op::Select, &[p, x, same]);
+        match excess.is_empty() {
+            true => selected,
+            false => push(Op::Replicated { axes: excess }, &[selected]),
+        }
     }
+}
+
+/// `true` if some of the values are computed from a result of the node with this first result.
+fn depend_on(graph: &Graph, values: &[ValueId], first: ValueId) -> bool {
+    let mut is_seen = vec![false; graph.num_values()];
+    let mut open = values.to_vec();
+    while let Some(value) = open.pop() {
+        if value < first || std::mem::replace(&mut is_seen[value.index()], true) {
+            continue;
+        }
+        let node = graph.node_of(value);
+        let index = value.index() - node.result().index();
+        if !is_computed(&node.op, index) {
+            open.push(node.operands[index]);
+        } else if node.result() == first {
+            return true;
+        } else {
+            open.extend(&node.operands);
+        }
+    }
+    false
 }
 
 /// `false` if result `index` is operand `index` as it is, in the same memory.
@@ -193,8 +202,11 @@ fn is_read(op: &Op, index: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
-    use crate::{Axis, Mesh, Reduction, TensorType, interpret, trace, verify};
+    use crate::{Axis, AxisSet, Mesh, Reduction, TensorType, interpret, trace, verify};
 
     fn operand(graph: &Graph, is_wanted: fn(&Op) -> bool) -> Vec<&str> {
         let users = graph.nodes().iter().filter(|node| is_wanted(&node.op));
@@ -258,5 +270,90 @@ mod tests {
         let started = &is_loop.unwrap().operands;
         let started: Vec<_> = started.iter().map(|x| ordered.node_of(*x).op.name()).collect();
         assert_eq!(started, ["constant", "select"]);
+    }
+
+    /// A pair of a loop with collectives and a collective (or another such loop) of one graph, of
+    /// neither of which the other needs a result.
+    fn unordered(graph: &Graph) -> Option<(&Node, &Node)> {
+        let synchronised: Vec<_> =
+            graph.nodes().iter().filter(|node| is_loop(node) || is_collective(node)).collect();
+        let needs = |later: &Node, earlier: &Node| {
+            let places = (0..later.operands.len()).filter(|place| is_read(&later.op, *place));
+            let read: Vec<_> = places.map(|place| later.operands[place]).collect();
+            depend_on(graph, &read, earlier.result())
+        };
+        let pairs = (0..synchronised.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
+        let pairs = pairs.map(|(i, j)| (synchronised[i], synchronised[j]));
+        let mut of_loops = pairs.filter(|(a, b)| is_loop(a) || is_loop(b));
+        of_loops.find(|(later, earlier)| !needs(later, earlier))
+    }
+
+    /// A graph on a mesh of two axes: values that vary over none, one or both of them, sums of
+    /// them, collectives, and loops with a collective inside.
+    fn random_graph(choices: &[(u8, usize, usize, u8)]) -> Graph {
+        let axes_of = |bits: u8| {
+            let axes = [Axis::Data, Axis::Fsdp].into_iter().enumerate();
+            let axes = axes.filter(|(bit, _)| bits >> bit & 1 == 1);
+            axes.fold(AxisSet::EMPTY, |all, (_, axis)| all | axis.into())
+        };
+        let mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Fsdp, 2)]);
+        let graph = trace(mesh, |t| {
+            let ty = TensorType::new(DType::F64, &[2]);
+            let mut values: Vec<_> = (0..4)
+                .map(|bits| t.input(format!("x{bits}"), ty.clone().varying(axes_of(bits))))
+                .collect();
+            for (kind, a, b, bits) in choices {
+                let (a, b) = (values[a % values.len()], values[b % values.len()]);
+                let axes = axes_of(bits % 4);
+                let over = if axes.is_empty() { Axis::Data.into() } else { axes };
+                values.push(match kind % 4 {
+                    0 => {
+                        let both = a.varying() | b.varying();
+                        a.vary(both) * 0.5 + b.vary(both)
+                    }
+                    1 => a.vary(over).all_reduce(Reduction::Sum, over),
+                    2 => a.vary(over).all_gather(0, over).slice_dim(0, 0, 2),
+                    _ => {
+                        let start = a.vary(over);
+                        t.fori_loop(2, &[start, b], |_, x| {
+                            let sum = x[0].all_reduce(Reduction::Sum, over).vary(over);
+                            vec![sum * 0.25, x[1]]
+                        })[0]
+                    }
+                });
+            }
+            for (index, value) in values.iter().enumerate() {
+                t.output_varying(format!("y{index}"), *value, value.varying());
+            }
+        });
+        graph.unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+        #[test]
+        fn no_pair_stays_unordered_whatever_varies(
+            choices in vec((0u8..4, 0usize..32, 0usize..32, 0u8..4), 2..14)
+        ) {
+            let graph = random_graph(&choices);
+            let ordered = order_collectives(&graph);
+            verify(&ordered).unwrap();
+            prop_assert!(unordered(&ordered).is_none(), "{:?}", unordered(&ordered));
+            let inputs: Vec<_> = (0..4u8)
+                .map(|bits| {
+                    let of = |replica: usize| {
+                        let varied = [bits & 1 == 1, bits & 2 == 2];
+                        let place = [replica / 2, replica % 2];
+                        let value: usize =
+                            (0..2).filter(|axis| varied[*axis]).map(|axis| place[axis] + 1).sum();
+                        Literal::from_slice(&[2], &[value as f64 + 0.5, -(value as f64)])
+                    };
+                    (0..4).map(of).collect::<Vec<_>>()
+                })
+                .collect();
+            let [expected, found] =
+                [&graph, &ordered].map(|graph| interpret(graph, &inputs).unwrap());
+            prop_assert_eq!(format!("{found:?}"), format!("{expected:?}"));
+        }
     }
 }

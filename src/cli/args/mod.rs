@@ -134,12 +134,9 @@ pub enum Command {
     TimeOps {
         #[command(flatten)]
         config: ConfigArgs,
-        /// Size of the mesh along `data`; one of the replicas runs
-        #[arg(long)]
-        data: NonZeroUsize,
-        /// Size of the mesh along `fsdp`
-        #[arg(long)]
-        fsdp: NonZeroUsize,
+        /// Sizes of the mesh along all of its axes; one of the replicas runs
+        #[arg(long, value_delimiter = ',')]
+        mesh: Vec<NonZeroUsize>,
         /// Number of measured steps
         #[arg(long)]
         steps: usize,

@@ -48,8 +48,8 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
     let splits = Splits { train: source.clone(), eval: source.clone(), warnings: vec![] };
     train::check_example(&*model, &config, &splits)?;
     source.check(&say).map_err(|error| place.name_stdin(error.into()))?;
-    let (num_replicas, batch) = (mesh.num_replicas(), args.batch_per_replica.get());
-    let spec = EvalSpec::of_config(&config, &*model, &**source, num_replicas, batch)?;
+    let batch = args.batch_per_replica.get();
+    let spec = EvalSpec::of_config(&config, &*model, &**source, mesh, batch)?;
     let scorer = spec.scorer(&client, |specs| params_file::open_saved(&saved, specs))?;
     let Some(scorer) = scorer else {
         bail!("the model of {saved} predicts tokens, which this command does not print");

@@ -135,7 +135,7 @@ pub fn resolve<'a>(
     examples: &Examples,
     ranks: &'a Tree<usize>,
 ) -> Result<Recipe<'a>> {
-    let num_replicas = train::mesh_on_host(config).num_replicas();
+    let num_replicas = train::mesh_on_host(config).num_batch_shards();
     let recipe = Recipe::new(config, num_replicas, examples.count(), ranks);
     recipe.map_err(|error| match error {
         recipe::Error::RunLength(error) => examples.explain(error),

@@ -105,7 +105,7 @@ fn columns(config: &Config, replicas: &[u32]) -> Result<Vec<Column>> {
     if replicas.is_empty() {
         let num_replicas = match config.train.batch {
             BatchSize::Global(_) => None,
-            BatchSize::PerReplica(_) => Some(train::mesh_on_host(config).num_replicas()),
+            BatchSize::PerReplica(_) => Some(train::mesh_on_host(config).num_batch_shards()),
         };
         return Ok(vec![column(config, &examples, "lr".to_owned(), num_replicas)?]);
     }

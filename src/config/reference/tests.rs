@@ -23,6 +23,7 @@ const SAMPLES: &[(&str, &[&str], &[&str])] = &[
         &["\"etcd://a\"", "\"etcd://u:p@a:1\"", "\"etcd://a:1,\"", "\"http://a:1\"", "\"\"", "1"],
     ),
     ("`\"loss\"`, or a metric of the model", &["\"loss\"", "\"f1\""], &["1"]),
+    ("`1`", &["1"], &["0", "2", "\"auto\""]),
     ("path", &["\"a\"", "\"/a/b\""], &["1"]),
     ("column name", &["\"a\"", "\"premise text\""], &["1"]),
     (

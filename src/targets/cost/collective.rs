@@ -15,85 +15,53 @@
 //! On a torus both directions of all dimensions are used at once: bandwidths add up, and so do the
 //! hops of the dimensions. A line has no wrap-around link, so it has half the bandwidth of a ring.
 
-use std::fmt;
+use hlo::Algorithm;
 
 use super::{Fabric, Group, Wire};
 
-/// An algorithm for all_reduce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Algorithm {
-    /// A ring through all devices, or as many parallel rings as a group has links to the network.
-    Ring,
-    /// Two pipelined trees.
-    Tree,
-    /// reduce_scatter in the group, all_reduce over the network, all_gather in the group.
-    Hierarchical,
-}
-
-impl Algorithm {
-    /// All algorithms.
-    pub const ALL: [Algorithm; 3] = [Self::Ring, Self::Tree, Self::Hierarchical];
-
-    /// The name in tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ring => "ring",
-            Self::Tree => "tree",
-            Self::Hierarchical => "hierarchical",
-        }
+/// Seconds of an all_reduce of `bytes` per device with an algorithm.
+pub fn all_reduce_by(algorithm: Algorithm, fabric: &Fabric, bytes: f64) -> f64 {
+    let Fabric { group, num_groups, network } = fabric;
+    let devices = fabric.num_devices();
+    if devices <= 1 {
+        return 0.0;
     }
-
-    /// Seconds of an all_reduce of `bytes` per device with this algorithm.
-    pub fn all_reduce(self, fabric: &Fabric, bytes: f64) -> f64 {
-        let Fabric { group, num_groups, network } = fabric;
-        let devices = fabric.num_devices();
-        if devices <= 1 {
-            return 0.0;
+    match algorithm {
+        Algorithm::Hierarchical => 2.0 * reduce_scatter(fabric, bytes),
+        Algorithm::Ring if *num_groups == 1 => 2.0 * in_group(group, bytes),
+        Algorithm::Ring => {
+            // The slowest link of the ring decides; the rings of a group share its links to the
+            // network.
+            let slowest = bandwidth(group).min(network.bytes_per_sec * group.size() as f64);
+            let p = devices as f64;
+            let hops = *num_groups as f64 * network.latency_secs
+                + (p - *num_groups as f64) * latency(group);
+            2.0 * (hops + (p - 1.0) / p * bytes / slowest)
         }
-        match self {
-            Algorithm::Hierarchical => 2.0 * reduce_scatter(fabric, bytes),
-            Algorithm::Ring if *num_groups == 1 => 2.0 * in_group(group, bytes),
-            Algorithm::Ring => {
-                // The slowest link of the ring decides; the rings of a group share its links to the
-                // network.
-                let slowest = bandwidth(group).min(network.bytes_per_sec * group.size() as f64);
-                let p = devices as f64;
-                let hops = *num_groups as f64 * network.latency_secs
-                    + (p - *num_groups as f64) * latency(group);
-                2.0 * (hops + (p - 1.0) / p * bytes / slowest)
-            }
-            Algorithm::Tree => {
-                let depth = |count: usize| (count as f64).log2().ceil();
-                // A torus links neighbors only: a tree is as deep as the torus is wide, and uses
-                // one link of each device.
-                let (depth_in_group, in_group) = match group {
-                    Group::Switch { size, wire } => {
-                        (depth(*size) * wire.latency_secs, wire.bytes_per_sec)
-                    }
-                    Group::Torus { link, .. } => {
-                        (hops(group) * link.latency_secs, link.bytes_per_sec)
-                    }
-                };
-                let slowest = match num_groups {
-                    1 => in_group,
-                    _ => in_group.min(network.bytes_per_sec * group.size() as f64),
-                };
-                2.0 * (depth(*num_groups) * network.latency_secs + depth_in_group + bytes / slowest)
-            }
+        Algorithm::Tree => {
+            let depth = |count: usize| (count as f64).log2().ceil();
+            // A torus links neighbors only: a tree is as deep as the torus is wide, and uses
+            // one link of each device.
+            let (depth_in_group, in_group) = match group {
+                Group::Switch { size, wire } => {
+                    (depth(*size) * wire.latency_secs, wire.bytes_per_sec)
+                }
+                Group::Torus { link, .. } => (hops(group) * link.latency_secs, link.bytes_per_sec),
+            };
+            let slowest = match num_groups {
+                1 => in_group,
+                _ => in_group.min(network.bytes_per_sec * group.size() as f64),
+            };
+            2.0 * (depth(*num_groups) * network.latency_secs + depth_in_group + bytes / slowest)
         }
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 
 /// Seconds of an all_reduce of `bytes` per device with the fastest algorithm, and that algorithm.
 ///
 /// ```
-/// use lockstep::targets::cost::{Algorithm, Fabric, Group, Wire, all_reduce};
+/// use hlo::Algorithm;
+/// use lockstep::targets::cost::{Fabric, Group, Wire, all_reduce};
 ///
 /// let wire = Wire { latency_secs: 1e-6, bytes_per_sec: 1e9 };
 /// let fabric = Fabric::single(Group::Switch { size: 4, wire });
@@ -102,7 +70,8 @@ impl fmt::Display for Algorithm {
 /// assert!((secs - (6e-6 + 1.5e-3)).abs() < 1e-12);
 /// ```
 pub fn all_reduce(fabric: &Fabric, bytes: f64) -> (f64, Algorithm) {
-    let timed = Algorithm::ALL.map(|algorithm| (algorithm.all_reduce(fabric, bytes), algorithm));
+    let timed =
+        Algorithm::ALL.map(|algorithm| (all_reduce_by(algorithm, fabric, bytes), algorithm));
     timed.into_iter().fold(timed[0], |best, other| if other.0 < best.0 { other } else { best })
 }
 
@@ -218,7 +187,7 @@ mod tests {
         let fabric = cluster(8, 1);
         let n = 1e9;
         let ring = 2.0 * (7.0 * 1e-6 + 7.0 / 8.0 * n / 100e9);
-        assert!((Algorithm::Ring.all_reduce(&fabric, n) - ring).abs() < 1e-12);
+        assert!((all_reduce_by(Algorithm::Ring, &fabric, n) - ring).abs() < 1e-12);
         assert!((reduce_scatter(&fabric, n) - ring / 2.0).abs() < 1e-12);
         assert!((all_gather(&fabric, n) - ring / 2.0).abs() < 1e-12);
     }
@@ -230,7 +199,7 @@ mod tests {
         let group = 7.0 * 1e-6 + 7.0 / 8.0 * n / 100e9;
         let network = 3.0 * 10e-6 + 3.0 / 4.0 * (n / 8.0) / 10e9;
         let expected = 2.0 * (group + network);
-        assert!((Algorithm::Hierarchical.all_reduce(&fabric, n) - expected).abs() < 1e-12);
+        assert!((all_reduce_by(Algorithm::Hierarchical, &fabric, n) - expected).abs() < 1e-12);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use hlo::Mesh;
+
 use super::fabric::{Fabric, Group, Wire};
 use crate::cluster::{device_order, fsdp_line};
 use crate::pjrt::{DeviceDescription, Value};
@@ -26,21 +28,21 @@ struct Place {
 }
 
 impl DeviceLayout {
-    /// The layout of all replicas of a target, in the order that `train` and `compile` use if the
+    /// The layout of all devices of a target, in the order that `train` and `compile` use if the
     /// state is whole.
     pub fn of(target: &Target) -> Self {
-        Self::sharded(target, 1)
+        Self::of_mesh(target, &Mesh::data(target.num_devices()))
     }
 
-    /// The same if the state is sharded over `fsdp` replicas.
-    pub fn sharded(target: &Target, fsdp: usize) -> Self {
+    /// The same in the order of the replicas of a mesh.
+    pub fn of_mesh(target: &Target, mesh: &Mesh) -> Self {
         let mut line = None;
         let places = match (&target.chip.family, &target.arrangement) {
             (Family::Tpu(tpu), Arrangement::Slices { bounds, num_slices }) => {
                 let devices =
                     torus_devices(bounds, *num_slices, tpu.devices_per_chip, tpu.host_bounds);
-                let devices = device_order(&devices, fsdp);
-                line = fsdp_line(&devices, fsdp);
+                let devices = device_order(&devices, mesh);
+                line = fsdp_line(&devices, mesh);
                 let places = devices.into_iter().map(|device| {
                     let coords = [&[device.core_on_chip], &device.coords[..]].concat();
                     Place { island: device.slice_index, coords }
@@ -163,6 +165,8 @@ fn torus_devices(
 #[cfg(test)]
 mod tests {
     use super::super::reduce_scatter;
+    use hlo::Axis;
+
     use super::*;
 
     fn layout(target: &str) -> DeviceLayout {
@@ -205,7 +209,10 @@ mod tests {
     #[test]
     fn sharded_state_lies_along_lines() {
         let target = "tpu:v5e:2x4".parse().unwrap();
-        let (blocks, lines) = (DeviceLayout::of(&target), DeviceLayout::sharded(&target, 8));
+        let (blocks, lines) = (
+            DeviceLayout::of(&target),
+            DeviceLayout::of_mesh(&target, &Mesh::new(&[(Axis::Fsdp, 8)])),
+        );
         assert_eq!((blocks.line(), lines.line()), (None, Some(4)));
         // Neighbours are lines, and every fourth replica is a line across.
         for (group, of_blocks, of_lines) in

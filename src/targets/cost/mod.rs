@@ -1,7 +1,7 @@
 //! The cost model: predicted time of a step on absent hardware.
 //!
 //! * Collectives: latency per hop and time per byte (alpha and beta), by algorithm
-//!   ([`Algorithm`]) on a described [`Fabric`].
+//!   ([`hlo::Algorithm`]) on a described [`Fabric`].
 //! * Collectives within one process: caches and memory instead of wires ([`InProcess`]).
 //! * Compute: a roofline. Each matmul takes the longer of the times for its FLOPs and for its
 //!   bytes, everything else the time for its bytes ([`Work::seconds`]).
@@ -29,7 +29,7 @@ mod stragglers;
 mod timeline;
 mod what_if;
 
-pub use collective::{Algorithm, all_gather, all_reduce, reduce_scatter, seconds};
+pub use collective::{all_gather, all_reduce, all_reduce_by, reduce_scatter, seconds};
 pub use fabric::{Fabric, Group, Wire};
 pub use failures::Failures;
 pub use in_process::InProcess;

@@ -38,11 +38,11 @@ pub fn serve_ops(
     let (compiling, _) = open_devices(&config, say)?;
     let mut run = Run::new(&config, job.splits, mesh, compiling.platform())?;
     run.steps_per_launch = 1;
-    // The program is passed to the second client through the compile cache, because a program
-    // loaded from the cache cannot be serialized again. Without a configured cache, a temporary one
-    // is used.
+    // The program is passed to the second client through a compile cache, because a program loaded
+    // from a cache cannot be serialized again. It is one of its own: programs in the user's may be
+    // of other source lines, which its keys ignore.
     let own_cache = tempfile::tempdir().map_err(|source| ProfileError::Start { source })?;
-    run.compile.cache_dir.get_or_insert_with(|| own_cache.path().to_owned());
+    run.compile.cache_dir = Some(own_cache.path().to_owned());
     let spans = StartupSpans::new(Instant::now());
     let lower = || LoweredPrograms::of_one_replica(&run, job.model, &spans);
     let settings = run.compile.clone().for_devices(&compiling, &mesh);

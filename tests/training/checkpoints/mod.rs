@@ -199,7 +199,7 @@ fn values(checkpoint: &Checkpoint) -> Result<BTreeMap<String, Vec<u8>>, checkpoi
     checkpoint.specs().paths().map(read).collect()
 }
 
-fn record(step: u64) -> RunRecord {
+pub fn record(step: u64) -> RunRecord {
     RunRecord { step, config: "[model]".to_owned(), saved_at: 0.1 + 0.2, ..RunRecord::default() }
 }
 

@@ -1,0 +1,203 @@
+//! Accumulation: the microbatches of a replica's part of the batch, and the sums over them.
+
+use hlo::random::Key;
+use hlo::{Tensor, TensorType, Tree, grad};
+use models::{Batch, Scope, Training};
+
+use super::declare::StepParam;
+use super::train::StepInputs;
+use super::{DeclaredStep, MODEL_STATE};
+
+/// Sums over examples of this replica.
+pub(super) struct Sums<'g> {
+    pub loss: Tensor<'g>,
+    pub weight: Tensor<'g>,
+    /// Gradients of `loss` with respect to the parameters in the step, before the reduction that is
+    /// the VJP of [`ParallelPlan::for_step`](crate::parallel::ParallelPlan::for_step). None if they
+    /// are not asked for.
+    pub gradients: Vec<Tensor<'g>>,
+    /// The observations of each running mean, added up over microbatches.
+    pub observed: Vec<Tensor<'g>>,
+}
+
+impl<'g> Sums<'g> {
+    fn values(&self) -> impl Iterator<Item = Tensor<'g>> {
+        let Self { loss, weight, gradients, observed } = self;
+        [*loss, *weight].into_iter().chain(gradients.iter().chain(observed).copied())
+    }
+
+    /// As many sums as in `self`, of these values.
+    fn with<'b>(&self, values: &[Tensor<'b>]) -> Sums<'b> {
+        let (gradients, observed) = values[2..].split_at(self.gradients.len());
+        let (gradients, observed) = (gradients.to_vec(), observed.to_vec());
+        Sums { loss: values[0], weight: values[1], gradients, observed }
+    }
+}
+
+/// How the microbatches are run and their sums added up.
+pub(super) trait Accumulate {
+    /// The sums over a replica's part of the batch, from the parameters in the step. `is_training`
+    /// asks for gradients.
+    fn sums<'g>(
+        &self,
+        step: &DeclaredStep<'_>,
+        inputs: &StepInputs<'g>,
+        params: &Tree<StepParam<'g>>,
+        is_training: bool,
+    ) -> Sums<'g>;
+}
+
+/// One microbatch after the other, each through all layers.
+pub(super) struct Sequential;
+
+impl Accumulate for Sequential {
+    fn sums<'g>(
+        &self,
+        step: &DeclaredStep<'_>,
+        inputs: &StepInputs<'g>,
+        params: &Tree<StepParam<'g>>,
+        is_training: bool,
+    ) -> Sums<'g> {
+        let spec = &step.spec;
+        let StepInputs { batch, training, .. } = inputs;
+        let model_state = inputs.state.subtree(MODEL_STATE).map(|_, mean| mean.ty());
+        if spec.num_microbatches == 1 {
+            return microbatch(step, params, &model_state, batch, *training, is_training);
+        }
+        let start = Carry::start(step, inputs, params, &model_state, is_training);
+        let of_all = t_of(inputs).fori_loop(
+            spec.num_microbatches as u32,
+            &start.values(),
+            |index, carried| {
+                let carry = start.with(carried);
+                let params = params.iter().zip(&carry.params);
+                let params =
+                    params.map(|((path, param), value)| (path.to_owned(), param.in_loop(*value)));
+                let params = params.collect();
+                let training = Training {
+                    key: Key::from_words(carry.key),
+                    first_example: carry.first_example + index * spec.microbatch as f64,
+                    num_examples: spec.microbatch,
+                    batch_axes: spec.plan.batch_axes(),
+                };
+                let fields = carry.fields.map(|_, x| x.index_leading(index));
+                let weight = spec.ones(index.tracer(), spec.microbatch);
+                let batch = Batch { fields, weight };
+                let more = microbatch(step, &params, &model_state, &batch, training, is_training);
+                let sums: Vec<_> =
+                    carry.sums.values().zip(more.values()).map(|(sum, more)| sum + more).collect();
+                Carry { sums: carry.sums.with(&sums), ..carry }.values()
+            },
+        );
+        start.with(&of_all).sums
+    }
+}
+
+fn t_of<'g>(inputs: &StepInputs<'g>) -> &'g hlo::Tracer {
+    inputs.step.tracer()
+}
+
+/// What the loop over microbatches carries: the sums, and unchanged the values from outside that
+/// its body needs.
+struct Carry<'g> {
+    sums: Sums<'g>,
+    /// What [`StepParam::in_loop`] takes.
+    params: Vec<Tensor<'g>>,
+    key: [Tensor<'g>; 2],
+    first_example: Tensor<'g>,
+    /// The fields of the batch, cut into microbatches: `[num_microbatches, microbatch, ..]`.
+    fields: Tree<Tensor<'g>>,
+}
+
+impl<'g> Carry<'g> {
+    fn start(
+        step: &DeclaredStep<'_>,
+        inputs: &StepInputs<'g>,
+        params: &Tree<StepParam<'g>>,
+        model_state: &Tree<TensorType>,
+        is_training: bool,
+    ) -> Self {
+        let (spec, t) = (&step.spec, t_of(inputs));
+        let none = t.scalar(spec.precision.params, 0.0);
+        let zero_like = |param: &StepParam<'g>| {
+            let x = param.tensor;
+            t.full(x.dtype(), &x.shape(), 0.0)
+        };
+        let gradients = match is_training {
+            true => params.values().map(zero_like).collect(),
+            false => vec![],
+        };
+        let observed = model_state.values().map(|ty| t.full(ty.dtype, &ty.dims, 0.0)).collect();
+        let cut = |x: &Tensor<'g>| {
+            let sizes = [&[spec.num_microbatches, spec.microbatch], &x.shape()[1..]].concat();
+            x.reshape(&sizes)
+        };
+        Self {
+            sums: Sums { loss: none, weight: none, gradients, observed },
+            params: params.values().map(|p| p.once_per_step.unwrap_or(p.tensor)).collect(),
+            key: inputs.training.key.words(),
+            first_example: inputs.training.first_example,
+            fields: inputs.batch.fields.map(|_, x| cut(x)),
+        }
+    }
+
+    fn values(&self) -> Vec<Tensor<'g>> {
+        let Self { sums, params, key, first_example, fields } = self;
+        let rest = params.iter().chain(key).chain([first_example]).chain(fields.values());
+        sums.values().chain(rest.copied()).collect()
+    }
+
+    /// Another carry of the same structure.
+    fn with<'b>(&self, values: &[Tensor<'b>]) -> Carry<'b> {
+        let (sums, rest) = values.split_at(self.sums.values().count());
+        let (params, rest) = rest.split_at(self.params.len());
+        let fields = self.fields.paths().map(str::to_owned).zip(rest[3..].iter().copied());
+        Carry {
+            sums: self.sums.with(sums),
+            params: params.to_vec(),
+            key: [rest[0], rest[1]],
+            first_example: rest[2],
+            fields: fields.collect(),
+        }
+    }
+}
+
+/// The sums of one microbatch.
+fn microbatch<'g>(
+    step: &DeclaredStep<'_>,
+    params: &Tree<StepParam<'g>>,
+    model_state: &Tree<TensorType>,
+    batch: &Batch<'g>,
+    training: Training<'g>,
+    is_training: bool,
+) -> Sums<'g> {
+    let (t, spec) = (batch.weight.tracer(), &step.spec);
+    let scope = Scope::bind(t, spec.precision, step.params_in_microbatch(params), Some(training))
+        .with_param_use(step.at_use())
+        .with_attention(spec.attention);
+    let loss = spec.model.loss(&scope, batch);
+    // A constant weight counts this replica's examples.
+    let weight = match loss.weight.is_gradient_free() {
+        true => loss.weight.vary(loss.sum.varying()),
+        false => loss.weight,
+    };
+    if weight.varying() != loss.sum.varying() {
+        let message = "the sum of the losses and the sum of the weights must vary over the same \
+                       axes: both are sums over this replica's examples, or both over the global \
+                       batch";
+        weight.reject("loss", message);
+    }
+    let dtype = spec.precision.params;
+    let wrt: Vec<_> = params.values().map(|param| param.tensor).collect();
+    let (of_loss, of_weight) = (loss.sum.convert(dtype), weight.convert(dtype));
+    let gradients = if is_training { grad(loss.sum, &wrt) } else { vec![] };
+    let observed = scope.observed();
+    let observed = model_state.iter().map(|(path, ty)| {
+        observed.get(path).copied().unwrap_or_else(|| {
+            let missing = t.full(ty.dtype, &ty.dims, 0.0);
+            missing.reject("observe", format!("training does not observe `{path}`"));
+            missing
+        })
+    });
+    Sums { loss: of_loss, weight: of_weight, gradients, observed: observed.collect() }
+}

@@ -1,0 +1,136 @@
+//! What a way to sum gradients keeps from step to step: leaves of the state under `comm.`.
+
+use std::sync::Arc;
+
+use hlo::{Axis, AxisSet, DType, LeafSpec, Mesh, OnOtherMesh, Reduction, Sharding, Tensor};
+use lockstep::checkpoint::{self, Checkpoint, CheckpointDir, HostLeaf, HostPiece, LocalDisk};
+use lockstep::config::Config;
+use lockstep::data::{self, Splits, TrainBatches};
+use lockstep::parallel::{ParallelPlan, Synchronize};
+use lockstep::pjrt::Platform;
+use lockstep::train::{Run, Trainer};
+
+use super::checkpoints::record;
+use super::support::client;
+
+const MLP: &str = r#"
+model = { name = "mlp", hidden = [8] }
+data = { source = "synthetic", num_examples = 64 }
+train = { global_batch = 16, steps = 8, on_nonfinite = "skip" }
+optimizer = { name = "adamw" }
+schedule = { name = "constant", peak = 0.01 }
+"#;
+
+/// Sends gradients in bf16, and keeps on each replica what the rounding has lost.
+#[derive(Debug)]
+struct Rounded;
+
+impl Synchronize for Rounded {
+    fn comm(&self, param: &LeafSpec, plan: &ParallelPlan) -> Option<LeafSpec> {
+        let dims = [&[plan.mesh.size(Axis::Data)], &param.dims[..]].concat();
+        let leaf =
+            LeafSpec::new(param.dtype, &dims, Sharding::leading(dims.len(), Axis::Data.into()));
+        Some(LeafSpec { on_other_mesh: OnOtherMesh::SumThenSplit, ..leaf })
+    }
+
+    fn sum<'g>(
+        &self,
+        local: Tensor<'g>,
+        axes: AxisSet,
+        comm: Option<Tensor<'g>>,
+    ) -> (Tensor<'g>, Option<Tensor<'g>>) {
+        let lost = comm.expect("each parameter has a leaf");
+        let wanted = local + lost.reshape(&local.shape());
+        let sent = wanted.convert(DType::Bf16).convert(wanted.dtype());
+        let lost = (wanted - sent).reshape(&lost.shape());
+        (sent.all_reduce(Reduction::Sum, axes), Some(lost))
+    }
+}
+
+struct Training {
+    trainer: Trainer,
+    batches: TrainBatches,
+}
+
+impl Training {
+    fn on(num_replicas: usize) -> Self {
+        let config = Config::parse(MLP, "a.toml".as_ref(), &[]).unwrap();
+        let splits: Splits = data::open(&config).unwrap();
+        let mesh = Mesh::data(num_replicas);
+        let mut run = Run::new(&config, &splits, mesh, Platform::Cpu).unwrap();
+        run.synchronize = Arc::new(Rounded);
+        let model = config.model.build(splits.train.num_outputs());
+        let trainer = Trainer::new(client(), &run, &*model, 0).unwrap();
+        let batches = TrainBatches::new(splits.train, 0, 16, num_replicas).unwrap();
+        Self { trainer, batches }
+    }
+
+    fn step(&mut self, rate: f64) {
+        let batch = self.batches.get(self.trainer.steps_taken()).unwrap();
+        let batch = self.trainer.batch_sender().send(batch).unwrap();
+        let pending = self.trainer.step(batch, rate).unwrap();
+        self.trainer.finish(pending).unwrap();
+    }
+
+    /// The whole value of each leaf under `comm.`, and whether an element is not 0.
+    fn comm(&self) -> Vec<(String, Vec<f64>)> {
+        let state = self.trainer.state();
+        let paths = state.specs().paths().filter(|path| path.starts_with("comm."));
+        let value = |path: &str| state.gather(path).unwrap().wait().unwrap().to_f64();
+        paths.map(|path| (path.to_owned(), value(path))).collect()
+    }
+
+    fn sums(&self, num_replicas: usize) -> Vec<f64> {
+        let sum_of = |values: &Vec<f64>| {
+            let size = values.len() / num_replicas;
+            (0..size).map(|i| values.iter().skip(i).step_by(size).sum()).collect::<Vec<f64>>()
+        };
+        self.comm().iter().flat_map(|(_, values)| sum_of(values)).collect()
+    }
+
+    fn leaves(&self) -> Vec<HostLeaf> {
+        let state = self.trainer.state();
+        let leaf = |(path, spec): (&str, &LeafSpec)| {
+            let pieces = state.pieces(path).unwrap().wait().unwrap();
+            let pieces = pieces.into_iter().map(|(start, values)| HostPiece { start, values });
+            HostLeaf { path: path.to_owned(), spec: spec.clone(), pieces: pieces.collect() }
+        };
+        state.specs().iter().map(leaf).collect()
+    }
+}
+
+#[test]
+fn a_skipped_update_leaves_it_and_another_mesh_keeps_its_sum() {
+    let mut training = Training::on(2);
+    (0..3).for_each(|_| training.step(0.01));
+    let before = training.comm();
+    assert_eq!(before.len(), 6, "weights, biases and a norm");
+    assert!(
+        before.iter().all(|(_, values)| values.iter().any(|value| *value != 0.0)),
+        "{before:?}"
+    );
+
+    training.step(f64::INFINITY);
+    assert_eq!(training.comm(), before, "the update was skipped");
+    training.step(0.01);
+    assert_ne!(training.comm(), before);
+
+    let dir = tempfile::tempdir().unwrap();
+    checkpoint::save(&LocalDisk, dir.path(), &training.leaves(), record(5)).unwrap();
+    let saved: Checkpoint = CheckpointDir::open(dir.path()).unwrap();
+    let sums = training.sums(2);
+    for num_replicas in [1, 2, 4] {
+        let mut other = Training::on(num_replicas);
+        other.trainer.restore(&saved).unwrap();
+        if num_replicas == 2 {
+            assert_eq!(other.comm(), training.comm(), "bit for bit");
+        }
+        let restored = other.sums(num_replicas);
+        assert_eq!(restored.len(), sums.len());
+        let largest = sums.iter().fold(0.0f64, |most, sum| most.max(sum.abs()));
+        for (restored, sum) in restored.iter().zip(&sums) {
+            assert!((restored - sum).abs() <= 1e-6 * largest, "{num_replicas}: {restored} {sum}");
+        }
+        other.step(0.01);
+    }
+}
