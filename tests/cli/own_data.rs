@@ -61,7 +61,8 @@ fn classes_of_a_table() {
     assert_eq!(shown["training"]["class_counts"], serde_json::json!([30, 30, 30]));
     assert_eq!(shown["examples"][0]["y"], "low");
     let out = dir.path().join("run");
-    lockstep(&["train", text(&config), "--out", text(&out)]).succeeded();
+    let balanced = ["--set", "train.class_weights=balanced"];
+    lockstep(&[&["train", text(&config), "--out", text(&out)], &balanced[..]].concat()).succeeded();
     let evaluated = lockstep(&["evaluate", text(&out), "--json"]).succeeded().json();
     let accuracy = evaluated["eval_accuracy"].as_f64().unwrap();
     assert!(accuracy > 0.9, "{evaluated}");

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use super::args::PredictArgs;
 use super::output::{self, OutputFile};
 use super::print_lines;
-use crate::config::{Config, DataConfig, FolderClasses};
+use crate::config::{ClassWeights, Config, DataConfig, FolderClasses};
 use crate::data::{self, Splits};
 use crate::observe::{Waiting, say};
 use crate::train::params_file::{self, SavedModel, check_counterpart, saved_classes};
@@ -81,6 +81,8 @@ pub fn run(args: &PredictArgs) -> Result<ExitCode> {
 
 /// The configuration of a run, and the classes of its data; none if these are not texts.
 fn of_run(mut config: Config, truncate: bool) -> Result<(Config, Classes)> {
+    // They are of the loss, and examples without labels cannot be counted.
+    config.train.class_weights = ClassWeights::default();
     let labels = match &mut config.data {
         DataConfig::Classification(texts) => {
             texts.truncate |= truncate;
