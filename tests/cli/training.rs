@@ -277,7 +277,10 @@ fn the_text_of_a_sharded_step_starts_with_what_is_sharded() {
     let mut unknown = shown.filter(|line| !comments.contains(line));
     assert_eq!(unknown.next(), None, "docs/parallelism.md shows another program");
     for (stage, sets) in [("grad", &SHARDED[..]), ("step", &["mesh.data=4"])] {
-        assert!(hlo(stage, sets).starts_with(&format!("module @{stage} ")), "{stage}");
+        let text = hlo(stage, sets);
+        let (passes, program) = text.split_once('\n').unwrap();
+        assert!(passes.starts_with("// passes: update in place, "), "{stage}: {passes}");
+        assert!(program.starts_with(&format!("module @{stage} ")), "{stage}");
     }
 }
 
