@@ -1,13 +1,10 @@
 //! The line at the bottom of a terminal: a bar, or only text. All other lines, from any thread, go
 //! above it.
 
-use std::io::{self, IsTerminal};
 use std::sync::{Mutex, PoisonError};
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
-use super::messages::is_text;
 
 /// Characters of a bar; 0 for none.
 type BarWidth = usize;
@@ -22,11 +19,6 @@ const COLUMNS: usize = 80;
 const REDRAWS_PER_SEC: u8 = 10;
 
 static BOTTOM: Mutex<Option<Bar>> = Mutex::new(None);
-
-/// `true` if stderr is a terminal that a person may look at.
-pub fn is_shown() -> bool {
-    io::stderr().is_terminal() && is_text()
-}
 
 /// Calls `what` with the line at the bottom, if there is one. No other line is written meanwhile.
 pub fn with_bottom<T>(what: impl FnOnce(&mut Option<Bar>) -> T) -> T {

@@ -1,7 +1,7 @@
 //! Lines on stderr: text for people, or events of `tracing`. What is for people is said ([`say`]);
 //! what is for a search for a fault is an event or a span, which `cli::logging` writes.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::bar::with_bottom;
@@ -32,9 +32,9 @@ fn messages_are(messages: Messages) -> bool {
     MESSAGES.load(Ordering::Relaxed) == messages as u8
 }
 
-/// `true` if messages are text for people, who may look at a terminal.
-pub(super) fn is_text() -> bool {
-    messages_are(Messages::Text)
+/// `true` if stderr is a terminal that a person may look at.
+pub(super) fn is_shown() -> bool {
+    io::stderr().is_terminal() && messages_are(Messages::Text)
 }
 
 /// Tells the user something. A text that begins with `warning: ` or `error: ` is one.

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use super::bar::{Bar, is_shown, with_bottom};
-use super::messages::{Said, say};
+use super::bar::{Bar, with_bottom};
+use super::messages::{Said, is_shown, say};
 
 /// Shows step, loss, examples per second and the remaining time on stderr.
 pub struct Progress {

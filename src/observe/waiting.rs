@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::bar::{Bar, is_shown, with_bottom};
-use super::messages::say;
+use super::bar::{Bar, with_bottom};
+use super::messages::{is_shown, say};
 use super::progress::in_words;
 
 /// How often the time is looked at.

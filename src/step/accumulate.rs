@@ -5,7 +5,7 @@ use hlo::{Tensor, TensorType, Tree, grad};
 use models::{Batch, Scope, Training};
 
 use super::declare::StepParam;
-use super::train::StepInputs;
+use super::inputs::StepInputs;
 use super::{DeclaredStep, MODEL_STATE};
 
 /// Sums over examples of this replica.

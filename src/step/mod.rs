@@ -19,6 +19,7 @@ mod finite;
 mod forward;
 mod gather;
 mod init;
+mod inputs;
 mod proof;
 mod repeat;
 mod signature;

@@ -1,14 +1,13 @@
 //! The graphs of training: loss, gradient, step.
 
-use hlo::random::Key;
-use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tracer, Tree, trace};
-use models::{Batch, Training};
+use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tree, trace};
 
 use super::accumulate::{Accumulate, Sequential, Sums};
 use super::finite::{first_nonfinite, recompute_if};
+use super::inputs::StepInputs;
 use super::{
     COMM, DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS,
-    REPLICA_LOSS, SEED, STEP, StepError, StepSpec,
+    REPLICA_LOSS, STEP, StepError, StepSpec,
 };
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
@@ -148,37 +147,6 @@ fn apply_update<'g>(path: &str, param: Tensor<'g>, update: Tensor<'g>) -> Tensor
 fn without_optimizer(types: &Tree<TensorType>) -> Tree<TensorType> {
     let is_kept = |path: &&str| !path.starts_with(OPT_STATE);
     types.paths().filter(is_kept).map(|path| (path.to_owned(), types[path].clone())).collect()
-}
-
-/// The inputs shared by loss, gradient and step.
-pub(super) struct StepInputs<'g> {
-    pub state: Tree<Tensor<'g>>,
-    pub step: Tensor<'g>,
-    pub num_skipped: Tensor<'g>,
-    pub batch: Batch<'g>,
-    pub training: Training<'g>,
-}
-
-impl<'g> StepInputs<'g> {
-    fn new(t: &'g Tracer, spec: &StepSpec<'_>, types: &Tree<TensorType>) -> Self {
-        let state = types.map(|path, ty| t.input(path, ty.clone()));
-        let (step, num_skipped) = (state[STEP], state[NUM_SKIPPED]);
-        let seed = t.input(SEED, TensorType::new(DType::U32, &[2]));
-        let batch = spec.batch_inputs(t, spec.batch_per_replica());
-        let batch_axes = spec.plan.batch_axes();
-        let shard = t.replica_id(batch_axes);
-        let training = Training {
-            key: Key::from_seed(seed).fold_in(step),
-            first_example: shard * spec.batch_per_replica() as f64,
-            num_examples: spec.microbatch,
-            batch_axes,
-        };
-        Self { training, state, step, num_skipped, batch }
-    }
-
-    fn params(&self) -> Tree<Tensor<'g>> {
-        self.state.subtree(PARAMS)
-    }
 }
 
 /// Gradients of the global batch's mean loss, with the loss and related values.

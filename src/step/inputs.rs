@@ -1,0 +1,38 @@
+//! The inputs of the graphs of training.
+
+use hlo::random::Key;
+use hlo::{DType, Tensor, TensorType, Tracer, Tree};
+use models::{Batch, Training};
+
+use super::{NUM_SKIPPED, PARAMS, SEED, STEP, StepSpec};
+
+/// The inputs shared by loss, gradient and step.
+pub(super) struct StepInputs<'g> {
+    pub state: Tree<Tensor<'g>>,
+    pub step: Tensor<'g>,
+    pub num_skipped: Tensor<'g>,
+    pub batch: Batch<'g>,
+    pub training: Training<'g>,
+}
+
+impl<'g> StepInputs<'g> {
+    pub fn new(t: &'g Tracer, spec: &StepSpec<'_>, types: &Tree<TensorType>) -> Self {
+        let state = types.map(|path, ty| t.input(path, ty.clone()));
+        let (step, num_skipped) = (state[STEP], state[NUM_SKIPPED]);
+        let seed = t.input(SEED, TensorType::new(DType::U32, &[2]));
+        let batch = spec.batch_inputs(t, spec.batch_per_replica());
+        let batch_axes = spec.plan.batch_axes();
+        let shard = t.replica_id(batch_axes);
+        let training = Training {
+            key: Key::from_seed(seed).fold_in(step),
+            first_example: shard * spec.batch_per_replica() as f64,
+            num_examples: spec.microbatch,
+            batch_axes,
+        };
+        Self { training, state, step, num_skipped, batch }
+    }
+
+    pub fn params(&self) -> Tree<Tensor<'g>> {
+        self.state.subtree(PARAMS)
+    }
+}
