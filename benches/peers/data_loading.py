@@ -1,6 +1,6 @@
 """Examples per second of making training batches: Lockstep beside PyTorch's DataLoader, on the same files, in turns.
 
-    pip install torch==2.15.0 torchvision==0.29.2 pyarrow
+    pip install torch==2.15.0 torchvision==0.29.2 pyarrow==26.0.1
     cargo build --release --bench loading        # prints the path of the program
     python benches/peers/data_loading.py PROGRAM [images] [text] [tables] [--rounds 3] [--seconds 5]
 
@@ -179,12 +179,16 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5)
     args = parser.parse_args()
+    if unknown := set(args.parts) - {"images", "text", "tables"}:
+        parser.error(f"not images, text or tables: {', '.join(sorted(unknown))}")
     torch.set_num_threads(PROCESSORS)
     with tempfile.TemporaryDirectory() as work:
         work = pathlib.Path(work)
         print(f"{processor()}, {PROCESSORS} processors; torch {torch.__version__}, torchvision {torchvision.__version__}")
         if "tables" in args.parts:
             compare_tables(args.program, work, args.seconds)
+        if args.parts == ["tables"]:
+            return
         write_images(work / "images")
         tokens = np.random.default_rng(0).integers(0, 50257, NUM_TOKENS, dtype=np.uint16)
         tokens.tofile(work / "tokens.bin")

@@ -85,7 +85,7 @@ fn in_a_line(summary: &Summary) -> Option<String> {
         Some(accuracy) => format!("accuracy {accuracy:.4}, "),
         None => {
             let metrics = summary.eval_metrics.iter();
-            let name = |name: &str| name.trim_start_matches("eval_").to_owned();
+            let name = |key: &str| key.strip_prefix("eval_").unwrap_or(key).to_owned();
             metrics.map(|(key, value)| format!("{} {value:.4}, ", name(key))).collect()
         }
     };

@@ -68,7 +68,10 @@ impl Source for LikeTraining {
         let Some((x, others)) = out.split_first_mut() else { return Ok(()) };
         self.inputs.read(example, epoch, &mut [&mut **x, &mut label])?;
         others.iter_mut().for_each(|field| field.fill(0));
-        let num_channels = self.normalization.len().max(1);
+        if self.normalization.is_empty() {
+            return Ok(());
+        }
+        let num_channels = self.normalization.len();
         for (channel, (mean, std)) in x.chunks_mut(x.len() / num_channels).zip(&self.normalization)
         {
             let (values, _) = channel.as_chunks_mut();

@@ -62,19 +62,14 @@ impl Bar {
         self.draw(parts);
     }
 
-    /// Shows others for a while.
-    pub fn show_wait(&mut self, parts: &[&str]) {
-        self.draw(parts);
-    }
-
     /// Shows again what [`Self::show`] did.
     pub fn end_wait(&mut self) {
         let parts = std::mem::take(&mut self.parts);
         self.show(&parts.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
-    /// The terminal may have another width than before.
-    fn draw(&mut self, parts: &[&str]) {
+    /// Shows others until [`Self::end_wait`]. The terminal may have another width than before.
+    pub fn draw(&mut self, parts: &[&str]) {
         let (width, text) = fitted(columns(&Term::stderr()).unwrap_or(COLUMNS), parts);
         let width = if self.has_steps() { width } else { 0 };
         if self.width != Some(width) {

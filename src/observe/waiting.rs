@@ -112,7 +112,7 @@ fn monitor() {
             wait.is_on_terminal = true;
             let time = in_words(elapsed.as_secs_f64());
             let draw = |bottom: &mut Option<Bar>| {
-                bottom.get_or_insert_with(Bar::of_text).show_wait(&[&wait.describe(), &time]);
+                bottom.get_or_insert_with(Bar::of_text).draw(&[&wait.describe(), &time]);
             };
             with_bottom(draw);
         }

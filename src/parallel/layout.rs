@@ -84,11 +84,6 @@ impl ParallelPlan {
         Self { mesh, gather_at }
     }
 
-    /// One replica.
-    pub fn single() -> Self {
-        Self::new(Mesh::SINGLE, GatherAt::default())
-    }
-
     /// The axes over which the batch is split: those of [`Mesh::batch_axes`] that a program must
     /// name.
     pub fn batch_axes(&self) -> AxisSet {

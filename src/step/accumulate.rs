@@ -65,7 +65,7 @@ impl Accumulate for Sequential {
             return microbatch(step, params, &model_state, batch, *training, is_training);
         }
         let start = Carry::start(step, inputs, params, &model_state, is_training);
-        let of_all = t_of(inputs).fori_loop(
+        let of_all = inputs.step.tracer().fori_loop(
             spec.num_microbatches as u32,
             &start.values(),
             |index, carried| {
@@ -93,10 +93,6 @@ impl Accumulate for Sequential {
     }
 }
 
-fn t_of<'g>(inputs: &StepInputs<'g>) -> &'g hlo::Tracer {
-    inputs.step.tracer()
-}
-
 /// What the loop over microbatches carries: the sums, and unchanged the values from outside that
 /// its body needs.
 struct Carry<'g> {
@@ -117,7 +113,7 @@ impl<'g> Carry<'g> {
         model_state: &Tree<TensorType>,
         is_training: bool,
     ) -> Self {
-        let (spec, t) = (&step.spec, t_of(inputs));
+        let (spec, t) = (&step.spec, inputs.step.tracer());
         let none = t.scalar(spec.precision.params, 0.0);
         let zero_like = |param: &StepParam<'g>| {
             let x = param.tensor;

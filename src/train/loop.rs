@@ -271,7 +271,7 @@ impl<'a> Loop<'a> {
         let patience = self.job.config.train.patience;
         let best = self.recorder.progress().best_eval;
         let kept = match (self.job.config.checkpoint.keep_best, &self.saver) {
-            (true, Some(_)) => ", whose state `lockstep checkpoint list` shows",
+            (true, Some(_)) => "; `lockstep checkpoint list` shows where its state is",
             _ => "; checkpoint.keep_best = true keeps its state",
         };
         let best = best.map_or("none was finite".to_owned(), |best| {

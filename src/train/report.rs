@@ -75,8 +75,8 @@ pub fn describe_classes(train: &dyn Source, eval: &dyn Source) -> Option<String>
     let frequent = match share.filter(|(_, share)| *share > MAX_SHARE) {
         None => String::new(),
         Some((class, share)) => format!(
-            "\n{:?} is the class of {:.1} % of the evaluation examples: an accuracy of {share:.4} is \
-             that of always saying so. `lockstep evaluate` has precision, recall and F1 of each \
+            "\n{:?} is the class of {:.1} % of the evaluation examples: a model that always predicts it \
+             has an accuracy of {share:.4}. `lockstep evaluate` has precision, recall and F1 of each \
              class, and train.class_weights = \"balanced\" lets rare ones count more",
             shorten(&labels[class]),
             100.0 * share
