@@ -3,10 +3,10 @@
 
 use std::time::Instant;
 
-use kernels::{Attention, Dropout, Forward, Gradients, Heads, Pool, QueriesKeysValues};
+use kernels::{Attention, Dropout, Forward, Gradients, Pool, QueriesKeysValues};
 
 fn main() {
-    let dropout = Dropout { rate: 0.1, key: [1, 2], first_row: 0 };
+    let dropout = Dropout { rate: 0.1, key: [1, 2], first_example: 0, first_head: 0 };
     // Examples, positions, heads, causal, dropout.
     let cases = [
         ("GPT", 8, 256, 4, true, None),
@@ -30,20 +30,21 @@ fn main() {
         };
         let (rows, width) = (batch * num_positions, num_heads * head_width);
         let numbers = |len: usize| (0..len).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0);
-        let qkv: Vec<f32> = numbers(rows * 3 * width).collect();
+        let [q, k, v] = [0, 1, 2].map(|part| {
+            numbers(3 * rows * width).skip(part * rows * width).take(rows * width).collect::<Vec<f32>>()
+        });
         let cotangent: Vec<f32> = numbers(rows * width).collect();
-        let heads = |offset| Heads { data: &qkv, row_stride: 3 * width, offset };
-        let operands =
-            QueriesKeysValues { queries: heads(0), keys: heads(width), values: heads(2 * width) };
+        let operands = QueriesKeysValues { queries: &q[..], keys: &k, values: &v };
         let (mut y, mut lse) = (vec![0f32; rows * width], vec![0f32; rows * num_heads]);
-        let mut gradients = vec![0f32; qkv.len()];
+        let mut gradients = [(); 3].map(|()| vec![0f32; rows * width]);
         print!("{name:20} {batch:3} x {num_positions:4}");
         for num_helpers in [0, 1] {
             let Ok(pool) = Pool::new(num_helpers) else { continue };
             let forward = median_ms(|| attention.forward(&pool, &mut y, &mut lse, operands, None));
             let backward = median_ms(|| {
                 let forward = Forward { y: &y, lse: &lse, cotangent: &cotangent };
-                let out = Gradients::Packed(&mut gradients);
+                let [queries, keys, values] = gradients.each_mut().map(Vec::as_mut_slice);
+                let out = Gradients { queries, keys, values };
                 attention.backward(&pool, out, operands, forward, None);
             });
             print!(" {forward:7.2} {backward:7.2}");

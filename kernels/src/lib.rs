@@ -17,7 +17,7 @@ mod sum;
 mod threefry;
 mod vectors;
 
-pub use attention::{Attention, Dropout, Forward, Gradients, Heads, QueriesKeysValues, Real};
+pub use attention::{Attention, Dropout, Forward, Gradients, QueriesKeysValues, Real};
 pub use convolution::Convolution;
 pub use element::Element;
 pub use gemm::{Product, Scalar};

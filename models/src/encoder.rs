@@ -14,9 +14,10 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use crate::layers::{
-    Embedding, dropout, embedding, gelu_exact, layer_norm_with, linear, masked_attention, relu,
+    Attention, Embedding, attention, column_linear, dropout, embedding, gelu_exact, layer_norm_with,
+    linear, linear_between, relu, row_linear,
 };
-use crate::loss::cross_entropy;
+use crate::loss::vocabulary_cross_entropy;
 use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 use crate::{
     Batch, Counterpart, Initializer, Loss, Misfit, Model, Objective, Scope, Stack, stack_with,
@@ -317,7 +318,7 @@ pub(crate) const NUM_SEGMENTS: usize = 2;
 impl Encoder {
     /// The last hidden states `[b * t, width]` of tokens, all integers `[b, t]`: `mask_bt` is 0 for
     /// padding, which no other position attends to. DistilBERT does not use `segments_bt`. Also
-    /// returns the table of the embedding.
+    /// returns the table of the embedding. With sequence parallelism these are the replica's rows.
     #[track_caller]
     pub fn hidden<'g>(
         &self,
@@ -333,35 +334,47 @@ impl Encoder {
         }
         let embed = scope.at("embed");
         let table = embedding(&embed, self.vocabulary, self.width, WEIGHTS);
-        let positions = scope.at("position").param("weight", &[self.context, self.width], WEIGHTS);
-        let position_td = positions.slice_dim(0, 0, t.min(self.context));
+        let position = scope.at("position").varying();
+        let positions = position.param("weight", &[self.context, self.width], WEIGHTS);
+        let position_td = scope.once(positions.slice_dim(0, 0, t.min(self.context)));
         let mut x_btw = table.embed(ids_bt);
         x_btw = x_btw + position_td.broadcast_like(x_btw, &[1, 2]);
         if self.family == EncoderFamily::Bert {
             let segments = embedding(&scope.at("segment"), NUM_SEGMENTS, self.width, WEIGHTS);
             x_btw = x_btw + segments.embed(segments_bt());
         }
-        let x_nw = x_btw.reshape(&[batch * t, self.width]);
+        let x_nw = scope.leave(x_btw.reshape(&[batch * t, self.width]));
         let x_nw = layer_norm_with(&embed.at("norm"), x_nw, EPSILON);
         let x_nw = dropout(&embed, x_nw, self.dropout);
         let how = Stack { num_blocks: self.num_layers, scan: self.scan_layers, remat: self.remat };
-        let Self { num_heads, num_hidden, dropout: rate, attention_dropout, .. } = *self;
+        let Self { num_heads, num_hidden, dropout: rate, .. } = *self;
+        let parts = Attention {
+            num_positions: t,
+            num_heads,
+            num_kv_heads: num_heads,
+            causal: false,
+            rotary: None,
+            dropout: self.attention_dropout,
+            qkv: WEIGHTS,
+            out: WEIGHTS,
+        };
         let x_nw = stack_with(&scope.at("blocks"), x_nw, &[mask_bt], how, |scope, x_nw, given| {
             let attn = scope.at("attn");
-            let added_nw =
-                masked_attention(&attn, x_nw, given[0], num_heads, attention_dropout, WEIGHTS);
+            let added_nw = attention(&attn, x_nw, Some(given[0]), parts);
             let x_nw = x_nw + dropout(&attn, added_nw, rate);
             let x_nw = layer_norm_with(&scope.at("norm1"), x_nw, EPSILON).fusion_barrier();
             let mlp = scope.at("mlp");
-            let hidden_nh = gelu_exact(linear(&mlp.at("up"), x_nw, num_hidden, WEIGHTS));
-            let added_nw = linear(&mlp.at("down"), hidden_nh, x_nw.dim(1), WEIGHTS);
+            let hidden_nh = column_linear(&mlp.at("up"), scope.enter(x_nw), num_hidden, WEIGHTS);
+            let hidden_nh = gelu_exact(hidden_nh);
+            let added_nw = row_linear(&mlp.at("down"), hidden_nh, x_nw.dim(1), WEIGHTS);
             let x_nw = x_nw + dropout(&mlp, added_nw, rate);
             layer_norm_with(&scope.at("norm2"), x_nw, EPSILON).fusion_barrier()
         });
         (x_nw, table)
     }
 
-    /// The head's scores: of classes `[b, c]`, or of the vocabulary `[b * t, v]`.
+    /// The head's scores: of classes `[b, c]`, or of the vocabulary `[b * t, v]`, of which each
+    /// replica along `tensor` has the columns of its own entries.
     #[track_caller]
     pub fn logits<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Tensor<'g> {
         let (ids_bt, mask_bt) = (batch.field("x"), batch.field("mask"));
@@ -369,14 +382,15 @@ impl Encoder {
         let (x_nw, table) = self.hidden(scope, ids_bt, || batch.field("segments"), mask_bt);
         if self.head == Head::MaskedLm {
             let transform = scope.at("transform");
-            let x_nw = gelu_exact(linear(&transform, x_nw, self.width, WEIGHTS));
+            let x_nw = gelu_exact(linear_between(&transform, x_nw, self.width, WEIGHTS));
             let x_nw = layer_norm_with(&transform.at("norm"), x_nw, EPSILON);
-            let bias_v =
-                scope.at("vocabulary").param("bias", &[self.vocabulary], Initializer::Zeros);
-            let logits_nv = table.logits(x_nw);
+            let of_piece = scope.at("vocabulary").of_vocabulary(self.vocabulary);
+            let bias_v = of_piece.param("bias", &[self.vocabulary], Initializer::Zeros);
+            let bias_v = scope.own_entries(bias_v, self.vocabulary);
+            let logits_nv = table.logits(scope.enter(x_nw));
             return logits_nv + bias_v.broadcast_like(logits_nv, &[1]);
         }
-        let x_btw = x_nw.reshape(&[num_examples, t, self.width]);
+        let x_btw = scope.all_rows(x_nw).reshape(&[num_examples, t, self.width]);
         let first_bw = x_btw.slice_dim(1, 0, 1).reshape(&[num_examples, self.width]);
         let pooled_bw = match self.family {
             EncoderFamily::Bert => {
@@ -409,7 +423,8 @@ impl Model for Encoder {
                     batch.weight.broadcast_in_dim(&y.shape(), &[0]).reshape(&[num_tokens]);
                 let y_n = y.reshape(&[num_tokens]);
                 let counts_n = y_n.greater_equal(0.0).convert(weight_n.dtype());
-                cross_entropy(logits, y_n.maximum(0.0), weight_n * counts_n)
+                let (y_n, weight_n) = (y_n.maximum(0.0), weight_n * counts_n);
+                vocabulary_cross_entropy(scope, logits, y_n, weight_n, self.vocabulary)
             }
         }
     }

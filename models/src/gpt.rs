@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::layers::{Attention, attention, dropout, embedding, feed_forward, layer_norm};
-use crate::loss::cross_entropy;
+use crate::loss::vocabulary_cross_entropy;
 use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Objective, Scope, Stack, stack};
 
@@ -190,8 +190,8 @@ impl Architecture for GptConfig {
 }
 
 /// A GPT of known sizes. Parameters are `embed.weight`, `position.weight`,
-/// `blocks.I.{norm1, attn.qkv, attn.out, norm2, mlp.up, mlp.down}.{weight, bias}` and
-/// `norm.{weight, bias}`; the head is `embed.weight`.
+/// `weight` and `bias` of `blocks.I.{norm1, attn.{query, key, value, out}, norm2, mlp.{up, down}}`
+/// and of `norm`; the head is `embed.weight`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt {
     /// Number of transformer blocks.
@@ -213,7 +213,8 @@ pub struct Gpt {
 }
 
 impl Gpt {
-    /// Logits `[b * t, vocabulary]` of what follows each of the tokens, integers `[b, t]`.
+    /// Logits `[b * t, vocabulary]` of what follows each of the tokens, integers `[b, t]`. On a mesh
+    /// with the axis `tensor` each replica has the columns of its own entries.
     #[track_caller]
     pub fn logits<'g>(&self, scope: &Scope<'g>, ids_bt: Tensor<'g>) -> Tensor<'g> {
         let [batch, t] = ids_bt.dims();
@@ -225,12 +226,13 @@ impl Gpt {
         // Each block writes to the residual stream twice.
         let to_residual = Initializer::Normal { std: STD / (2.0 * self.num_layers as f64).sqrt() };
         let table = embedding(&scope.at("embed"), self.vocabulary, self.width, weights);
-        let positions = scope.at("position").param("weight", &[self.context, self.width], weights);
-        let position_td = positions.slice_dim(0, 0, t.min(self.context));
+        let position = scope.at("position").varying();
+        let positions = position.param("weight", &[self.context, self.width], weights);
+        let position_td = scope.once(positions.slice_dim(0, 0, t.min(self.context)));
 
         let x_btd = table.embed(ids_bt);
         let x_btd = x_btd + position_td.broadcast_like(x_btd, &[1, 2]);
-        let x_nd = x_btd.reshape(&[batch * t, self.width]);
+        let x_nd = scope.leave(x_btd.reshape(&[batch * t, self.width]));
         let rate = self.dropout;
         let x_nd = dropout(&scope.at("embed"), x_nd, rate);
         let parts = Attention {
@@ -238,7 +240,7 @@ impl Gpt {
             num_heads: self.num_heads,
             num_kv_heads: self.num_heads,
             causal: true,
-            rotary: false,
+            rotary: None,
             dropout: rate,
             qkv: weights,
             out: to_residual,
@@ -247,14 +249,14 @@ impl Gpt {
         let num_hidden = 4 * self.width;
         let x_nd = stack(&scope.at("blocks"), x_nd, how, |scope, x_nd| {
             let normal_nd = layer_norm(&scope.at("norm1"), x_nd);
-            let added_nd = attention(&scope.at("attn"), normal_nd, parts);
+            let added_nd = attention(&scope.at("attn"), normal_nd, None, parts);
             let x_nd = (x_nd + dropout(&scope.at("attn"), added_nd, rate)).fusion_barrier();
             let normal_nd = layer_norm(&scope.at("norm2"), x_nd);
             let scope = scope.at("mlp");
             let added_nd = feed_forward(&scope, normal_nd, num_hidden, weights, to_residual);
             (x_nd + dropout(&scope, added_nd, rate)).fusion_barrier()
         });
-        table.logits(layer_norm(&scope.at("norm"), x_nd))
+        table.logits(scope.enter(layer_norm(&scope.at("norm"), x_nd)))
     }
 }
 
@@ -266,7 +268,8 @@ impl Model for Gpt {
         let num_tokens = y_bt.ty().num_elements();
         let logits_nv = self.logits(scope, x_bt);
         let weight_n = batch.weight.broadcast_in_dim(&y_bt.shape(), &[0]).reshape(&[num_tokens]);
-        cross_entropy(logits_nv, y_bt.reshape(&[num_tokens]), weight_n)
+        let y_n = y_bt.reshape(&[num_tokens]);
+        vocabulary_cross_entropy(scope, logits_nv, y_n, weight_n, self.vocabulary)
     }
 
     fn check_example(&self, dtype: DType, dims: &[usize], classes: usize) -> Result<(), Misfit> {

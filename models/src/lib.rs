@@ -20,14 +20,15 @@ mod parameter;
 pub mod resnet;
 mod scope;
 mod stack;
+mod tensor_parallel;
 
 pub use architecture::ModelConfig;
-pub use foreign::{Counterpart, ForeignFormat, Layout, Library, Tied, TransformersConfig};
+pub use foreign::{Counterpart, ForeignFormat, ForeignTensor, Layout, Library, Tied, TransformersConfig};
 pub use loss::{Batch, Loss, Tally};
 pub use model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 pub use objective::{LossFunction, Objective, ValueScale};
-pub use parameter::{Initializer, Parameter, Precision, RunningMean};
-pub use scope::{AttentionKernels, ParamUse, Scope, Training};
+pub use parameter::{Initializer, Parameter, Precision, RunningMean, TensorUse};
+pub use scope::{AttentionKernels, LayerOptions, ParamUse, Scope, Training};
 pub use stack::{Stack, stack, stack_with};
 
 /// A model: declares its parameters in the scope, and computes the loss of a batch.

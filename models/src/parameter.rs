@@ -74,6 +74,18 @@ impl Initializer {
     }
 }
 
+/// What a replica along the axis `tensor` has of a parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TensorUse {
+    /// All of it. Layers use it where activations are the same on all replicas along the axis.
+    #[default]
+    Replicated,
+    /// All of it. Layers use it where activations differ, so its gradient is summed over the axis.
+    Varying,
+    /// A piece of this dim, which is one of one block's parameter.
+    Cut(usize),
+}
+
 /// A parameter as a layer declares it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
@@ -91,9 +103,21 @@ pub struct Parameter {
     /// parameter of each block, and its path has a `*` in place of each index. 0 for an ordinary
     /// parameter.
     pub num_stacked: usize,
+    /// What a replica along the axis `tensor` has of it. [`TensorUse::Replicated`] on a mesh
+    /// without this axis.
+    pub tensor: TensorUse,
 }
 
 impl Parameter {
+    /// The dims of what one of `num_pieces` replicas along `tensor` has.
+    pub(crate) fn local_dims(&self, num_pieces: usize) -> Vec<usize> {
+        let mut dims = self.dims.clone();
+        if let TensorUse::Cut(dim) = self.tensor {
+            dims[self.num_stacked + dim] /= num_pieces;
+        }
+        dims
+    }
+
     /// Its leaf in a state, whole on every replica.
     pub fn leaf(&self) -> LeafSpec {
         leaf(self.dtype, &self.dims, self.num_stacked)

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use hlo::random::Key;
-use hlo::{AxisSet, DType, Tensor, TensorType, Tracer, Tree};
+use hlo::{Axis, AxisSet, DType, Tensor, TensorType, Tracer, Tree};
 
-use crate::parameter::{Initializer, Parameter, Precision, RunningMean};
+use crate::parameter::{Initializer, Parameter, Precision, RunningMean, TensorUse};
 
 /// Values that a model has in training but not in evaluation.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +45,16 @@ pub enum AttentionKernels {
     Cudnn,
 }
 
+/// How layers compute what they compute: the same for all layers of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerOptions {
+    /// The kernels for attention. The interpreter does not evaluate them.
+    pub attention: AttentionKernels,
+    /// `true` for sequence parallelism: replicas along the axis `tensor` have pieces of the rows of
+    /// activations between the regions that this axis cuts.
+    pub sequence: bool,
+}
+
 /// A position in the tree of parameters, and the source of their values. Layers declare their
 /// parameters through it.
 ///
@@ -66,7 +76,8 @@ pub struct Scope<'g> {
     prefix: String,
     stream: Stream<'g>,
     param_use: Option<UseBelow>,
-    attention: AttentionKernels,
+    options: LayerOptions,
+    tensor: TensorUse,
 }
 
 /// A [`ParamUse`] for a scope with its root below the root of the tree of parameters.
@@ -146,20 +157,49 @@ impl<'g> Scope<'g> {
             prefix: String::new(),
             stream,
             param_use: None,
-            attention: AttentionKernels::None,
+            options: LayerOptions::default(),
+            tensor: TensorUse::Replicated,
         }
     }
 
-    /// The same scope with layers that call kernels for attention. The interpreter does not
-    /// evaluate them.
+    /// The same scope with other options of layers.
     #[must_use]
-    pub fn with_attention(self, attention: AttentionKernels) -> Self {
-        Self { attention, ..self }
+    pub fn with_options(self, options: LayerOptions) -> Self {
+        Self { options, ..self }
     }
 
-    /// The kernels for attention.
-    pub(crate) fn attention(&self) -> AttentionKernels {
-        self.attention
+    /// The options of layers.
+    pub fn options(&self) -> LayerOptions {
+        self.options
+    }
+
+    /// The same scope with parameters of which each replica along `tensor` has a piece of `dim`. On
+    /// a mesh without this axis they are whole.
+    #[must_use]
+    pub fn cut(&self, dim: usize) -> Self {
+        self.with_tensor_use(TensorUse::Cut(dim))
+    }
+
+    /// The same scope with whole parameters for a region in which activations differ along
+    /// `tensor`.
+    #[must_use]
+    pub fn varying(&self) -> Self {
+        self.with_tensor_use(TensorUse::Varying)
+    }
+
+    fn with_tensor_use(&self, tensor: TensorUse) -> Self {
+        let is_cut = self.num_tensor_replicas() > 1;
+        Self { tensor: if is_cut { tensor } else { TensorUse::Replicated }, ..self.clone() }
+    }
+
+    /// The number of replicas along `tensor`.
+    pub fn num_tensor_replicas(&self) -> usize {
+        self.tracer().mesh().size(Axis::Tensor)
+    }
+
+    /// The trace that this scope is part of.
+    pub fn tracer(&self) -> &'g Tracer {
+        self.shared.tracer
     }
 
     /// The same scope, which applies `at_use` to each parameter where a model uses it.
@@ -341,13 +381,14 @@ impl<'g> Scope<'g> {
             used_in,
             rounded_to,
             num_stacked: 0,
+            tensor: self.tensor,
         };
         let bound = self.bound_param(name, parameter.clone());
         let whole = match &self.param_use {
             Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), bound, &parameter),
             None => bound,
         };
-        if whole.shape() != parameter.dims {
+        if whole.shape() != parameter.local_dims(self.num_tensor_replicas()) {
             let message = format!("`{path}` is declared with dims {:?}", parameter.dims);
             whole.reject("param", message);
         }
@@ -360,11 +401,24 @@ impl<'g> Scope<'g> {
     pub(crate) fn bound_param(&self, name: &str, parameter: Parameter) -> Tensor<'g> {
         let path = self.path(name);
         let Shared { tracer, source, declared, .. } = &*self.shared;
-        let ty = TensorType::new(parameter.dtype, &parameter.dims);
+        let num_pieces = self.num_tensor_replicas();
+        let ty = TensorType::new(parameter.dtype, &parameter.local_dims(num_pieces));
+        let over_tensor = match parameter.tensor {
+            TensorUse::Replicated => AxisSet::EMPTY,
+            TensorUse::Varying | TensorUse::Cut(_) => Axis::Tensor.into(),
+        };
+        if let TensorUse::Cut(dim) = parameter.tensor
+            && let size = parameter.dims[parameter.num_stacked + dim]
+            && !size.is_multiple_of(num_pieces)
+        {
+            let message =
+                format!("mesh.tensor = {num_pieces} does not divide dim {dim} of `{path}`, {size}");
+            tracer.scalar(ty.dtype, 0.0).reject("param", message);
+        }
         let tensor = match source {
             Source::Bind(values) => values.get(&path).copied(),
             Source::Declare { varying } => {
-                Some(tracer.input(path.clone(), ty.clone().varying(*varying)))
+                Some(tracer.input(path.clone(), ty.clone().varying(*varying | over_tensor)))
             }
         };
         let before = declared.borrow_mut().insert(path.clone(), parameter).is_some();

@@ -1,10 +1,10 @@
 //! A stack of equal blocks: unrolled or as a scan, with or without rematerialization.
 
 use hlo::random::Key;
-use hlo::{DType, Literal, Tensor, TensorType, Tree, trace};
+use hlo::{Axis, DType, Literal, Tensor, TensorType, Tree, trace};
 
 use crate::scope::UseBelow;
-use crate::{AttentionKernels, Parameter, Precision, RunningMean, Scope, Training};
+use crate::{LayerOptions, Parameter, Precision, RunningMean, Scope, Training};
 
 /// How the blocks of a [`stack`] are run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,7 +107,7 @@ struct Block<F> {
     /// Applied inside the body. All blocks share one body, so blocks that are not scanned have the
     /// first block's path.
     param_use: Option<UseBelow>,
-    attention: AttentionKernels,
+    options: LayerOptions,
 }
 
 impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F> {
@@ -115,7 +115,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
     /// running the block reports it.
     #[track_caller]
     fn new(scope: &Scope<'_>, x: Tensor<'_>, given: &[Tensor<'_>], scan: bool, block: F) -> Self {
-        let num_given = given.len();
+        let (num_given, options) = (given.len(), scope.options());
         let given_types: Vec<_> = given.iter().map(|given| given.ty()).collect();
         let precision = scope.precision();
         let in_training = scope.training();
@@ -128,10 +128,13 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
                 num_examples: given.num_examples,
                 batch_axes: given.batch_axes,
             });
+            // Which parameters vary over `tensor`, too, follows from their marks.
+            let varying = x.varying().minus(Axis::Tensor.into());
             let scope = match training {
-                Some(training) => Scope::declare_in_training(t, precision, x.varying(), training),
-                None => Scope::declare(t, precision, x.varying()),
+                Some(training) => Scope::declare_in_training(t, precision, varying, training),
+                None => Scope::declare(t, precision, varying),
             };
+            let scope = scope.with_options(options);
             let x = t.input("x", x.ty());
             let given = given_types.iter().enumerate();
             let given = given.map(|(index, ty)| t.input(format!("given.{index}"), ty.clone()));
@@ -158,7 +161,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
             num_given,
             is_random,
             param_use,
-            attention: scope.attention(),
+            options,
         }
     }
 
@@ -215,7 +218,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
         let scope = Scope::bind(t, self.precision, params, training)
             .with_model_state(means)
             .with_param_use_below(self.param_use.clone())
-            .with_attention(self.attention);
+            .with_options(self.options);
         let y = (self.block)(&scope, x, given);
         let observed = scope.observed();
         let observed = self.observed.iter().filter_map(|path| observed.get(path).copied());

@@ -6,7 +6,7 @@ use hlo::{
     AxisSet, DType, Graph, Literal, Mesh, Node, Op, TensorType, Tree, count, grad, lower, trace,
 };
 use models::layers::{Attention, attention};
-use models::{AttentionKernels, Initializer, Precision, Scope, Training};
+use models::{AttentionKernels, Initializer, LayerOptions, Precision, Scope, Training};
 
 const FORWARD: &str = "__cudnn$fmhaSoftmax";
 const BACKWARD: &str = "__cudnn$fmhaSoftmaxBackward";
@@ -39,13 +39,17 @@ const PLAIN: Case = Case {
 fn graph(case: Case) -> Graph {
     let Case { dtype, head_width, num_kv_heads, causal, dropout, is_training, kernels } = case;
     let width = HEADS * head_width;
-    let all = width + 2 * num_kv_heads * head_width;
+    let kv_width = num_kv_heads * head_width;
     let graph = trace(Mesh::SINGLE, |t| {
         let input = |name: &str, dims: &[usize]| t.input(name, TensorType::new(dtype, dims));
         let x = input("x", &[BATCH * POSITIONS, width]);
         let shapes = [
-            ("qkv.weight", vec![all, width]),
-            ("qkv.bias", vec![all]),
+            ("query.weight", vec![width, width]),
+            ("query.bias", vec![width]),
+            ("key.weight", vec![kv_width, width]),
+            ("key.bias", vec![kv_width]),
+            ("value.weight", vec![kv_width, width]),
+            ("value.bias", vec![kv_width]),
             ("out.weight", vec![width, width]),
             ("out.bias", vec![width]),
         ];
@@ -64,12 +68,13 @@ fn graph(case: Case) -> Graph {
             num_heads: HEADS,
             num_kv_heads,
             causal,
-            rotary: false,
+            rotary: None,
             dropout,
             qkv,
             out: qkv,
         };
-        let y = attention(&scope.with_attention(kernels), x, parts);
+        let options = LayerOptions { attention: kernels, ..LayerOptions::default() };
+        let y = attention(&scope.with_options(options), x, None, parts);
         t.output("y", y);
         if is_training {
             t.output("dx", grad(y.reduce_sum(&[0, 1]), &[x])[0]);

@@ -1,13 +1,15 @@
 //! GPT by tracing and in the interpreter: sizes, start, and that how blocks are run changes
 //! nothing.
 
+use std::ops::Range;
+
 use hlo::random::{GlobalSlice, Key, threefry2x32};
 use hlo::{
     AxisSet, DType, Graph, LeafSpec, Literal, Mesh, Tensor, TensorType, Tracer, Tree, count, grad,
     interpret, join_rows, lower, passes, row_specs, rows, split_rows, trace, verify,
 };
 use models::gpt::{Gpt, GptConfig, GptPreset};
-use models::layers::{Attention, attention};
+use models::layers::{Attention, Rotary, attention};
 use models::{Batch, Initializer, Model, Parameter, Precision, Scope};
 
 fn f64s() -> Precision {
@@ -71,7 +73,7 @@ fn parameters_have_the_same_names_and_starts_however_blocks_are_run() {
         (row_specs(&leaves), start)
     };
     let expected = rows_and_starts(false, false);
-    assert!(expected.0.get("blocks.1.attn.qkv.weight").is_some());
+    assert!(expected.0.get("blocks.1.attn.query.weight").is_some());
     assert_eq!(expected.1["blocks.0.mlp.down.weight"], Initializer::Normal { std: 0.01 });
     for (scan, remat) in [(false, true), (true, false), (true, true)] {
         let (leaves, starts) = rows_and_starts(scan, remat);
@@ -213,7 +215,7 @@ fn grouped_queries_share_keys_and_values() {
             num_heads,
             num_kv_heads,
             causal: true,
-            rotary,
+            rotary: rotary.then(Rotary::default),
             dropout: 0.0,
             qkv: Initializer::Zeros,
             out: Initializer::Zeros,
@@ -242,15 +244,24 @@ fn grouped_queries_share_keys_and_values() {
                 let values: Vec<_> = (0..count).map(|i| value(name, i)).collect();
                 constant(dims, &values)
             };
+            let part = |rows: Range<usize>| {
+                constant(&[rows.len(), width], &weight[rows.start * width..rows.end * width])
+            };
+            let bias = |size: usize| tracer.full(DType::F64, &[size], 0.25);
+            let (q, kv) = (num_heads * d, num_kv_heads * d);
             let params = [
-                ("qkv.weight", constant(&[num_rows, width], &weight)),
-                ("qkv.bias", tracer.full(DType::F64, &[num_rows], 0.25)),
+                ("query.weight", part(0..q)),
+                ("query.bias", bias(q)),
+                ("key.weight", part(q..q + kv)),
+                ("key.bias", bias(kv)),
+                ("value.weight", part(q + kv..num_rows)),
+                ("value.bias", bias(kv)),
                 ("out.weight", drawn("outer", &[width, width])),
                 ("out.bias", tracer.full(DType::F64, &[width], 0.0)),
             ];
             let params = params.into_iter().map(|(path, x)| (path.to_owned(), x)).collect();
             let scope = Scope::bind(tracer, f64s(), params, None);
-            tracer.output("y", attention(&scope, drawn("inputs", &[2 * t, width]), parts));
+            tracer.output("y", attention(&scope, drawn("inputs", &[2 * t, width]), None, parts));
         });
         interpret(&graph.unwrap(), &[]).unwrap()[0][0].to_f64()
     };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use hlo::{LeafSpec, Literal, OnOtherMesh, StackedRow, Tree, row_specs, rows};
+use hlo::{Fused, LeafSpec, Literal, OnOtherMesh, Tree, row_specs, rows};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -12,7 +12,7 @@ use super::blocks::{StoredPiece, Unreadable, WINDOW_BYTES};
 use super::manifest::hex;
 use super::names::step_of;
 use super::objects;
-use super::regions::{regions, runs_in};
+use super::regions::{SavedRow, regions, runs_in, saved_rows};
 use super::{
     CheckpointSource, Error, FileRecord, LeafRecord, LocalSource, Location, Manifest, PieceRecord,
     RunRecord, SourceFile,
@@ -25,7 +25,7 @@ pub struct Checkpoint {
     manifest: Manifest,
     files: Vec<Box<dyn SourceFile>>,
     specs: Tree<LeafSpec>,
-    rows: Tree<StackedRow>,
+    rows: Tree<SavedRow>,
 }
 
 impl Checkpoint {
@@ -67,7 +67,7 @@ impl Checkpoint {
         let specs = manifest.specs().map_err(damaged)?;
         let open = |record: &FileRecord| open_file(path, source, record);
         let files = manifest.files.par_iter().map(open).collect::<Result<_, _>>()?;
-        let rows = rows(&specs);
+        let rows = saved_rows(&specs);
         Ok(Self { location: path.clone(), manifest, files, specs, rows })
     }
 
@@ -120,7 +120,7 @@ impl Checkpoint {
         dims: &[usize],
     ) -> Result<Literal, Error> {
         let declared = Tree::from_iter([(path.to_owned(), spec.clone())]);
-        self.check_rows(&declared, &self.saved_rows(&declared))?;
+        self.check_rows(&declared)?;
         let is_inside = |((start, size), whole): ((&usize, &usize), &usize)| {
             start.checked_add(*size).is_some_and(|end| end <= *whole)
         };
@@ -157,26 +157,29 @@ impl Checkpoint {
     }
 
     /// Checks that the leaves that were saved are those that `specs` declare. A stack may have been
-    /// saved as its rows, and rows as a stack.
+    /// saved as its rows, rows as a stack, and several [fused](Fused).
     ///
     /// # Errors
     /// A leaf that was not saved, has another dtype or other dims, or is not declared.
     pub fn check_fits(&self, specs: &Tree<LeafSpec>) -> Result<(), Error> {
-        let saved = row_specs(&self.specs);
-        self.check_rows(specs, &saved)?;
-        let declared = row_specs(specs);
-        match saved.paths().find(|path| declared.get(path).is_none()) {
+        self.check_rows(specs)?;
+        let declared = rows(specs);
+        let is_used = |path: &str| {
+            let parts = || Fused::parts(path).into_iter().flatten();
+            declared.get(path).is_some() || parts().any(|part| declared.get(&part).is_some())
+        };
+        match self.rows.iter().find(|(path, row)| !row.is_part && !is_used(path)) {
             None => Ok(()),
-            Some(path) => {
+            Some((path, _)) => {
                 Err(self.misfit(format!("it has a leaf `{path}`, which this run does not have")))
             }
         }
     }
 
-    /// Checks that all rows of `declared` are in `saved`, and equal.
-    fn check_rows(&self, declared: &Tree<LeafSpec>, saved: &Tree<LeafSpec>) -> Result<(), Error> {
+    /// Checks that all rows of `declared` were saved, and are equal.
+    fn check_rows(&self, declared: &Tree<LeafSpec>) -> Result<(), Error> {
         for (path, spec) in row_specs(declared).iter() {
-            let found = saved.get(path).ok_or_else(|| self.missing(path))?;
+            let found = &self.rows.get(path).ok_or_else(|| self.missing(path))?.spec;
             let dims = |spec: &LeafSpec| match spec.on_other_mesh {
                 OnOtherMesh::Exact => spec.dims.clone(),
                 OnOtherMesh::SumThenSplit => spec.dims.get(1..).unwrap_or_default().to_vec(),
@@ -191,13 +194,6 @@ impl Checkpoint {
             }
         }
         Ok(())
-    }
-
-    /// The saved rows among those of `declared`.
-    fn saved_rows(&self, declared: &Tree<LeafSpec>) -> Tree<LeafSpec> {
-        let found =
-            |path: &str| Some((path.to_owned(), self.specs[&*self.rows.get(path)?.leaf].row()));
-        rows(declared).paths().filter_map(found).collect()
     }
 
     /// Reads everything, and so checks all values.

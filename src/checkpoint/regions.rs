@@ -1,9 +1,44 @@
 //! Which parts of the saved leaves make up a rectangle of a leaf as it is declared now: the same
 //! leaf, a row of a stack, or the rows of one.
 
-use hlo::{ContiguousRun, Corner, LeafSpec, StackedRow, Tree, contiguous_runs, row_paths, unravel};
+use hlo::{
+    ContiguousRun, Corner, Fused, LeafSpec, StackedRow, Tree, contiguous_runs, row_paths, rows, unravel,
+};
 
 use super::PieceRecord;
+
+/// A row of a saved leaf: a parameter of the model, or what belongs to one.
+#[derive(Clone, Debug)]
+pub struct SavedRow {
+    /// Its leaf, and its index there.
+    row: StackedRow,
+    /// Its dtype and dims.
+    pub spec: LeafSpec,
+    /// Where it begins along its first dim: it may be a part of a fused row.
+    first: usize,
+    /// `true` for such a part.
+    pub is_part: bool,
+}
+
+/// All rows of the saved leaves by their paths, and the parts of those that are fused.
+pub fn saved_rows(saved: &Tree<LeafSpec>) -> Tree<SavedRow> {
+    let mut all = Tree::new();
+    for (path, row) in rows(saved) {
+        let spec = saved[&*row.leaf].row();
+        let whole = SavedRow { row, spec, first: 0, is_part: false };
+        for part in Fused::parts(&path).into_iter().flatten() {
+            let (Some(fused), Some(num_rows)) = (Fused::of(&part), whole.spec.dims.first()) else {
+                continue;
+            };
+            let range = fused.rows(*num_rows);
+            let mut spec = whole.spec.clone();
+            spec.dims[0] = range.len();
+            all.insert(part, SavedRow { spec, first: range.start, is_part: true, ..whole.clone() });
+        }
+        all.insert(path, whole);
+    }
+    all
+}
 
 /// A rectangle of a saved leaf, and its place in the values that are read. All vectors have the
 /// same number of dims: where the leaf or the values have fewer, dims of size 1 are in front.
@@ -23,7 +58,7 @@ pub struct SavedRegion {
 /// that was not saved.
 pub fn regions(
     saved: &Tree<LeafSpec>,
-    rows: &Tree<StackedRow>,
+    rows: &Tree<SavedRow>,
     (path, spec): (&str, &LeafSpec),
     start: &[usize],
     dims: &[usize],
@@ -49,13 +84,17 @@ pub fn regions(
                 index.checked_sub(*start).filter(|place| place < size)
             });
         let Some(place) = inside.collect::<Option<Vec<_>>>() else { continue };
-        let Some(row) = rows.get(&path) else { return Err(path) };
+        let Some(SavedRow { row, first, .. }) = rows.get(&path) else { return Err(path) };
         let Some(leaf) = saved.index_of(&row.leaf) else { return Err(path) };
         let saved_index = unravel(row.index, saved[&*row.leaf].stack_sizes());
         let rank = saved_index.len().max(place.len()) + row_dims.len();
+        let mut row_start = row_start.to_vec();
+        if let Some(start) = row_start.first_mut() {
+            *start += first;
+        }
         found.push(SavedRegion {
             leaf,
-            start: pad(&[&saved_index, row_start].concat(), rank, 0),
+            start: pad(&[saved_index, row_start].concat(), rank, 0),
             dims: pad(row_dims, rank, 1),
             to_dims: pad(dims, rank, 1),
             to_start: pad(&place, rank - row_dims.len(), 0)

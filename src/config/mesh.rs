@@ -24,10 +24,11 @@ pub struct MeshConfig {
     #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas"))]
     #[default(AutoOr::Value(1))]
     pub fsdp: AutoOr<usize>,
-    /// Number of replicas that the matrices of a layer are cut over, which have the same examples.
-    /// Not built yet: only 1 is allowed.
+    /// Number of replicas that the matrices of a layer are cut over, which have the same examples:
+    /// tensor parallelism. It divides the number of heads. See
+    /// [Parallelism](parallelism.md#tensor-parallelism).
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("values" = "`1`", "unit" = "replicas", "absent" = "1"))]
+    #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas", "absent" = "1"))]
     pub tensor: Option<usize>,
     /// Number of stages that the layers are cut into, one after the other. Not built yet: only 1 is
     /// allowed.
@@ -57,7 +58,7 @@ fn in_words(sizes: &[(&'static str, usize)]) -> String {
 
 impl MeshConfig {
     /// The axes that a step can be distributed over; on the others every mesh has one replica.
-    pub const AXES: [Axis; 2] = [Axis::Data, Axis::Fsdp];
+    pub const AXES: [Axis; 3] = [Axis::Data, Axis::Fsdp, Axis::Tensor];
 
     fn size(&self, axis: Axis) -> AutoOr<usize> {
         match axis {
@@ -134,17 +135,20 @@ impl Section for MeshConfig {
 }
 
 fn check(mesh: &MeshConfig, errors: &mut KeyErrors) {
-    for (key, size) in [("tensor", mesh.tensor), ("pipeline", mesh.pipeline)] {
-        let allowed = "1; parallelism along this axis is not built yet";
-        let size = size.unwrap_or(1);
-        errors.check(require(size == 1, key, size, allowed));
-    }
-    if let (AutoOr::Value(data), AutoOr::Value(fsdp)) = (mesh.data, mesh.fsdp)
-        && errors.none_of(&["data", "fsdp"])
-    {
-        let most = MAX_REPLICAS / (data as i64).max(1);
-        let allowed = format!("at most {most} where mesh.data = {data}");
-        errors.check(require(fsdp as i64 <= most, "fsdp", fsdp, &allowed));
+    let pipeline = mesh.pipeline.unwrap_or(1);
+    let allowed = "1; parallelism along this axis is not built yet";
+    errors.check(require(pipeline == 1, "pipeline", pipeline, allowed));
+    let mut others = vec![];
+    let mut most = MAX_REPLICAS;
+    for axis in MeshConfig::AXES {
+        let AutoOr::Value(size) = mesh.size(axis) else { continue };
+        if !errors.none_of(&[axis.name()]) {
+            return;
+        }
+        let allowed = format!("at most {most} where {}", in_words(&others));
+        errors.check(require(size as i64 <= most, axis.name(), size, &allowed));
+        most /= (size as i64).max(1);
+        others.push((axis.name(), size));
     }
 }
 

@@ -70,6 +70,12 @@ pub struct ParallelConfig {
     /// [TPU](tpu.md#sharded-state-on-v5e).
     #[schemars(extend("unit" = "replicas"))]
     pub scatter_line: AutoOr<usize>,
+    /// Sequence parallelism: replicas along `mesh.tensor` have pieces of the rows of examples and
+    /// positions between the parts of layers that are cut, instead of all rows. `"auto"` is `true`
+    /// where the number of positions divides evenly. See
+    /// [Parallelism](parallelism.md#sequence-parallelism).
+    #[schemars(extend("values" = "`\"auto\"`, `true` or `false`"))]
+    pub sequence: AutoOr<bool>,
     /// On the `cpu` backend: whether this process computes the collectives (`true`) or XLA does
     /// (`false`, and `"auto"`). Sums over replicas are then added in the order of the replicas,
     /// those of bf16 in f32. A replica that fails ends the run with an error, not the process.

@@ -11,7 +11,7 @@
 //! reduce_scatter over `fsdp`, and once per step an all_reduce of the shard over `data`. Gathers
 //! are in the dtype to which layers round the parameter.
 
-use hlo::{Axis, DType, Sharding, Tensor};
+use hlo::{Axis, AxisSet, DType, Sharding, Tensor};
 
 use super::ParallelPlan;
 
@@ -64,14 +64,19 @@ pub struct UseDTypes {
 
 impl ParallelPlan {
     /// The tensor of a step, from the one in the state: a parameter, or the stack of the
-    /// parameters of all scanned blocks, sharded as `sharding` says. Its type varies over
-    /// [`Self::batch_axes`].
+    /// parameters of all scanned blocks, sharded as `sharding` says. Its type varies over `axes`,
+    /// along which replicas use it for other activations.
     ///
     /// `vary` comes before the gather, so that their VJPs run in the reverse order: reduce_scatter
     /// over `fsdp`, then all_reduce of only a shard over `data`.
     #[track_caller]
-    pub fn for_step<'g>(&self, in_state: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
-        let shard = in_state.vary(self.batch_axes());
+    pub fn for_step<'g>(
+        &self,
+        in_state: Tensor<'g>,
+        sharding: &Sharding,
+        axes: AxisSet,
+    ) -> Tensor<'g> {
+        let shard = in_state.vary(axes);
         match self.gather_at {
             GatherAt::Step => gather(shard, sharding),
             GatherAt::Microbatch | GatherAt::Use => shard,
@@ -96,6 +101,7 @@ impl ParallelPlan {
         &self,
         in_state: Tensor<'g>,
         sharding: &Sharding,
+        axes: AxisSet,
         dtypes: UseDTypes,
     ) -> Option<Tensor<'g>> {
         let is_wanted = match self.gather_at {
@@ -103,7 +109,7 @@ impl ParallelPlan {
             GatherAt::Microbatch => true,
             GatherAt::Use => false,
         };
-        let shard = || in_state.stop_gradient().vary(self.batch_axes()).convert(dtypes.rounded_to);
+        let shard = || in_state.stop_gradient().vary(axes).convert(dtypes.rounded_to);
         (is_wanted && is_cut(sharding)).then(|| gather(shard(), sharding))
     }
 

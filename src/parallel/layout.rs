@@ -7,13 +7,17 @@ use hlo::{Axis, AxisSet, Mesh, Sharding};
 use super::GatherAt;
 
 /// How a step is distributed over the mesh: data parallelism over `data` and `fsdp`, with
-/// parameters and their optimizer state sharded over `fsdp` if it has more than one replica.
+/// parameters and their optimizer state sharded over `fsdp` if it has more than one replica, and
+/// layers cut over `tensor` if that has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParallelPlan {
     /// The replicas.
     pub mesh: Mesh,
     /// When the shards of a parameter over `fsdp` are gathered.
     pub gather_at: GatherAt,
+    /// `true` if replicas along `tensor` have pieces of the rows of activations between the parts
+    /// of layers that this axis cuts: sequence parallelism.
+    pub sequence: bool,
 }
 
 /// Which dims of a parameter are cut, and over which axes. The dims are those of one block's
@@ -81,7 +85,13 @@ impl ParallelPlan {
 
     /// Every replica of the mesh holds what it needs of a parameter from `gather_at` on.
     pub fn new(mesh: Mesh, gather_at: GatherAt) -> Self {
-        Self { mesh, gather_at }
+        Self { mesh, gather_at, sequence: false }
+    }
+
+    /// The same plan with sequence parallelism, or without it.
+    #[must_use]
+    pub fn with_sequence(self, sequence: bool) -> Self {
+        Self { sequence, ..self }
     }
 
     /// The axes over which the batch is split: those of [`Mesh::batch_axes`] that a program must

@@ -170,7 +170,7 @@ fn microbatch<'g>(
     let (t, spec) = (batch.weight.tracer(), &step.spec);
     let scope = Scope::bind(t, spec.precision, step.params_in_microbatch(params), Some(training))
         .with_param_use(step.at_use())
-        .with_attention(spec.attention);
+        .with_options(spec.layer_options());
     let loss = spec.model.loss(&scope, batch);
     // A constant weight counts this replica's examples.
     let weight = match loss.weight.is_gradient_free() {

@@ -4,8 +4,11 @@
 use std::fmt;
 use std::rc::Rc;
 
-use hlo::{DType, LeafSpec, Mesh, Sharding, Tensor, TensorType, Tracer, Tree, trace};
-use models::{AttentionKernels, Batch, Model, ParamUse, Parameter, Precision, RunningMean, Scope};
+use hlo::{Axis, AxisSet, DType, LeafSpec, Mesh, Sharding, Tensor, TensorType, Tracer, Tree, trace};
+use models::{
+    AttentionKernels, Batch, LayerOptions, Model, ParamUse, Parameter, Precision, RunningMean, Scope,
+    TensorUse,
+};
 
 use super::{BATCH, COMM, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, STEP, StepError, ema_path};
 use crate::config::OnNonfinite;
@@ -68,7 +71,8 @@ impl<'a> StepSpec<'a> {
     pub fn declare(self) -> Result<DeclaredStep<'a>, StepError> {
         let (mut params, mut running_means) = (Tree::new(), Tree::new());
         trace(self.plan.mesh, |t| {
-            let scope = Scope::declare(t, self.precision, self.plan.batch_axes());
+            let scope = Scope::declare(t, self.precision, self.plan.batch_axes())
+                .with_options(self.layer_options());
             self.model.loss(&scope, &self.batch_inputs(t, self.microbatch));
             (params, running_means) = (scope.parameters(), scope.running_means());
         })?;
@@ -86,7 +90,11 @@ impl<'a> StepSpec<'a> {
         let params = params.map(|_, parameter| {
             let leaf = parameter.leaf();
             let row = leaf.row();
-            let sharding = self.plan.layout(&row.dims, None).sharding(row.dims.len());
+            let tensor = match parameter.tensor {
+                TensorUse::Cut(dim) => Some(dim),
+                TensorUse::Replicated | TensorUse::Varying => None,
+            };
+            let sharding = self.plan.layout(&row.dims, tensor).sharding(row.dims.len());
             LeafSpec { sharding, ..row }.stacked(leaf.stack_sizes())
         });
         self.optimizer.check(&params)?;
@@ -104,6 +112,11 @@ impl<'a> StepSpec<'a> {
             leaves.insert(counter, LeafSpec::replicated(DType::U32, &[]));
         }
         Ok(leaves)
+    }
+
+    /// The options of the model's layers. Discovering parameters calls no kernel.
+    pub(super) fn layer_options(&self) -> LayerOptions {
+        LayerOptions { attention: self.attention, sequence: self.plan.sequence }
     }
 
     /// Examples of one step on one replica.
@@ -193,9 +206,10 @@ impl DeclaredStep<'_> {
         let plan = self.spec.plan;
         state.map(|path, in_state| {
             let (sharding, dtypes) = self.placed(path);
+            let axes = self.used_over(path);
             StepParam {
-                tensor: plan.for_step(*in_state, sharding),
-                once_per_step: plan.once_per_step(*in_state, sharding, dtypes),
+                tensor: plan.for_step(*in_state, sharding, axes),
+                once_per_step: plan.once_per_step(*in_state, sharding, axes, dtypes),
             }
         })
     }
@@ -221,6 +235,15 @@ impl DeclaredStep<'_> {
     /// The arguments of [`ParallelPlan`]'s functions for the parameter with this path in the model.
     fn placed(&self, path: &str) -> (&Sharding, UseDTypes) {
         (&self.param_leaf(path).sharding, use_dtypes(&self.params[path]))
+    }
+
+    /// The axes along which replicas use a parameter for other activations.
+    fn used_over(&self, path: &str) -> AxisSet {
+        let batch_axes = self.spec.plan.batch_axes();
+        match self.params[path].tensor {
+            TensorUse::Varying => batch_axes | Axis::Tensor.into(),
+            TensorUse::Replicated | TensorUse::Cut(_) => batch_axes,
+        }
     }
 
     /// The leaf of the parameter with this path in the model.

@@ -138,7 +138,7 @@ fn inputs<'g>(step: &DeclaredStep<'_>, t: &'g Tracer) -> (Scope<'g>, Batch<'g>) 
     let batch = spec.batch_inputs(t, spec.microbatch);
     let scope = Scope::bind(t, spec.precision, params, None)
         .with_param_use(step.at_use())
-        .with_attention(spec.attention)
+        .with_options(spec.layer_options())
         .with_model_state(model_state);
     (scope, batch)
 }

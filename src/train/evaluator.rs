@@ -10,14 +10,14 @@ use super::evaluate::evaluate_with;
 use super::memory::{self, Need};
 use super::model_values::{ModelValues, piece_of_leaf};
 use super::programs::{Callable, UncompiledProgram};
-use super::run::{eval_compile_settings, fields_of, smaller_fields_of};
+use super::run::{eval_compile_settings, fields_of, plan, smaller_fields_of};
 use super::{BatchSender, CompileSettings, Error, EvalResult};
 use crate::config::{Config, OnNonfinite};
 use crate::data::{EvalBatches, Source};
 use crate::lowering::Lowering;
 use crate::observe::Waiting;
 use crate::optim;
-use crate::parallel::{GatherAt, ParallelPlan, PlainSum};
+use crate::parallel::{ParallelPlan, PlainSum};
 use crate::pjrt::{Arg, Client};
 use crate::state::State;
 use crate::step::{self, DeclaredStep, EvalSums, SCORES, StepSpec};
@@ -63,11 +63,11 @@ impl<'a> EvalSpec<'a> {
         mesh: Mesh,
         batch_per_replica: usize,
     ) -> Result<Self, Error> {
-        let gather_at = GatherAt::of_zero_stage(config.parallel.zero_stage());
+        let (fields, smaller) = (fields_of(source), smaller_fields_of(source));
         Ok(Self {
             model,
             source,
-            plan: ParallelPlan::new(mesh, gather_at),
+            plan: plan(config, smaller.iter().flatten().chain(&fields), mesh),
             batch_per_replica,
             precision: config.train.precision.dtypes(),
             compile: eval_compile_settings(config)?,

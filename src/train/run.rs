@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hlo::Mesh;
+use hlo::{Axis, Mesh};
 use models::{AttentionKernels, Model, Precision};
 
 use super::{CompileSettings, Error};
@@ -69,7 +69,9 @@ impl Run {
         let run =
             Self::resolve(config, fields_of(&*splits.train), Some(num_examples), mesh, platform)?;
         let compile = CompileSettings { cache_dir: cache_dir(config)?, ..run.compile };
-        Ok(Self { smaller_fields: smaller_fields_of(&*splits.train), compile, ..run })
+        let smaller_fields = smaller_fields_of(&*splits.train);
+        let plan = plan(config, smaller_fields.iter().flatten().chain(&run.fields), mesh);
+        Ok(Self { smaller_fields, plan, compile, ..run })
     }
 
     /// [`Self::new`] for data that need not be there: the fields of a batch, which is of full size,
@@ -98,7 +100,7 @@ impl Run {
             schedule: Schedule::new(&config.schedule, &length)?,
             batch,
             length,
-            plan: ParallelPlan::new(mesh, GatherAt::of_zero_stage(config.parallel.zero_stage())),
+            plan: plan(config, &fields, mesh),
             synchronize: Arc::new(PlainSum),
             optimizer: optim::from_config(&config.optimizer),
             fields,
@@ -147,6 +149,23 @@ impl Run {
             attention: self.attention,
         }
     }
+}
+
+/// How a step is distributed over the mesh.
+pub(super) fn plan<'f>(
+    config: &Config,
+    fields: impl IntoIterator<Item = &'f BatchField>,
+    mesh: Mesh,
+) -> ParallelPlan {
+    let num_pieces = mesh.size(Axis::Tensor);
+    // Tokens: layers of images and tables have no rows of positions.
+    let divides = fields.into_iter().filter(|field| field.name == "x").all(|field| {
+        let positions = field.dims[..].first().filter(|_| field.dims.len() == 1);
+        !field.dtype.is_float() && positions.is_some_and(|size| size.is_multiple_of(num_pieces))
+    });
+    let sequence = num_pieces > 1 && config.parallel.sequence.or(divides);
+    let gather_at = GatherAt::of_zero_stage(config.parallel.zero_stage());
+    ParallelPlan::new(mesh, gather_at).with_sequence(sequence)
 }
 
 /// The kernels for attention.

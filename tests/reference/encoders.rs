@@ -215,7 +215,7 @@ fn five_steps_of_fine_tuning_match_pytorch() {
             let digests = steps["params"].as_object().unwrap();
             assert_eq!(params.len(), digests.len(), "{what}");
             for (path, value) in params.iter() {
-                let (name, _) = counterpart.format.full_name(path).unwrap();
+                let name = counterpart.format.full_name(path).unwrap().name;
                 drawn::assert_digest(
                     &format!("{what}: {path}"),
                     &name,
@@ -295,7 +295,7 @@ fn folders_are_written_as_they_were_read() {
             };
             let forward = run(Precision::uniform(values.values().next().unwrap().dtype()));
             forward.leaves.map(|path, _| {
-                let (name, _) = counterpart.format.full_name(path).unwrap();
+                let name = counterpart.format.full_name(path).unwrap().name;
                 values[&*name].clone()
             })
         };

@@ -27,8 +27,9 @@ def shapes():
     yield "embed.weight", VOCABULARY, WIDTH
     yield "position.weight", CONTEXT, WIDTH
     for index in range(LAYERS):
-        for name, num_out, num_in in [("attn.qkv", 3 * WIDTH, WIDTH), ("attn.out", WIDTH, WIDTH),
-                                      ("mlp.up", 4 * WIDTH, WIDTH), ("mlp.down", WIDTH, 4 * WIDTH)]:
+        attention = [(f"attn.{name}", WIDTH, WIDTH) for name in ["query", "key", "value", "out"]]
+        for name, num_out, num_in in [*attention, ("mlp.up", 4 * WIDTH, WIDTH),
+                                      ("mlp.down", WIDTH, 4 * WIDTH)]:
             yield f"blocks.{index}.{name}.weight", num_out, num_in
             yield f"blocks.{index}.{name}.bias", num_out
         for norm in ["norm1", "norm2"]:
@@ -51,7 +52,8 @@ def loss(p, x, y):
     h = F.embedding(x, p["embed.weight"]) + p["position.weight"][:POSITIONS]
     for index in range(LAYERS):
         at = f"blocks.{index}"
-        q, k, v = map(heads, linear(f"{at}.attn.qkv", norm(f"{at}.norm1", h)).split(WIDTH, dim=2))
+        normal = norm(f"{at}.norm1", h)
+        q, k, v = (heads(linear(f"{at}.attn.{name}", normal)) for name in ["query", "key", "value"])
         y_heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         h = h + linear(f"{at}.attn.out", y_heads.transpose(1, 2).reshape(BATCH, POSITIONS, WIDTH))
         hidden = F.gelu(linear(f"{at}.mlp.up", norm(f"{at}.norm2", h)), approximate="tanh")

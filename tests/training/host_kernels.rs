@@ -17,8 +17,8 @@ use lockstep::pjrt::{
 use lockstep::state;
 use lockstep::step;
 use lockstep::train::{Run, Trainer, open_devices};
-use models::layers::{Attention, attention, masked_attention};
-use models::{AttentionKernels, Initializer, Precision, Scope, Training};
+use models::layers::{Attention, Rotary, attention};
+use models::{AttentionKernels, Initializer, LayerOptions, Precision, Scope, Training};
 
 fn plugin() -> Plugin {
     let options = InstallOptions::from_env().unwrap();
@@ -302,13 +302,13 @@ fn random_bits_are_those_of_the_interpreter() {
 fn attention_graph(
     kernels: AttentionKernels,
     dtype: DType,
-    inputs: &[(&str, Vec<usize>)],
+    inputs: &[(String, Vec<usize>)],
     layer: impl for<'g> Fn(&Scope<'g>, &'g Tracer, Tensor<'g>) -> Tensor<'g>,
 ) -> Graph {
     let graph = trace(Mesh::SINGLE, |t| {
         let inputs = inputs
             .iter()
-            .map(|(name, dims)| ((*name).to_owned(), t.input(*name, TensorType::new(dtype, dims))));
+            .map(|(name, dims)| (name.clone(), t.input(name, TensorType::new(dtype, dims))));
         let values: hlo::Tree<Tensor<'_>> = inputs.collect();
         let x = *values.get("x").unwrap();
         let seed = t.constant(Literal::from_slice(&[2], &[5u32, 6]));
@@ -319,7 +319,8 @@ fn attention_graph(
             batch_axes: AxisSet::EMPTY,
         };
         let scope = Scope::bind(t, Precision::uniform(dtype), values.clone(), Some(training));
-        let y = layer(&scope.with_attention(kernels), t, x);
+        let options = LayerOptions { attention: kernels, ..LayerOptions::default() };
+        let y = layer(&scope.with_options(options), t, x);
         let ct = *values.get("ct").unwrap();
         let wanted: Vec<_> = values.iter().filter(|(name, _)| *name != "ct").collect();
         let tensors: Vec<_> = wanted.iter().map(|(_, value)| **value).collect();
@@ -334,7 +335,7 @@ fn attention_graph(
 
 fn check_attention(
     dtype: DType,
-    inputs: &[(&str, Vec<usize>)],
+    inputs: &[(String, Vec<usize>)],
     layer: impl for<'g> Fn(&Scope<'g>, &'g Tracer, Tensor<'g>) -> Tensor<'g>,
 ) {
     let plain = attention_graph(AttentionKernels::None, dtype, inputs, &layer);
@@ -357,61 +358,45 @@ fn check_attention(
     assert_close(&found, &expected, tolerance(dtype));
 }
 
-#[test]
-fn attention_is_that_of_the_plain_form() {
-    // Two examples of 70 positions, which are two blocks.
-    let (n, width, d) = (140, 24, 6);
-    let normal = Initializer::Normal { std: 0.02 };
-    for (dtype, num_kv_heads, causal, dropout) in
-        [(DType::F64, 4, true, 0.0), (DType::F64, 2, false, 0.3), (DType::F32, 1, true, 0.2)]
-    {
-        let rows = (4 + 2 * num_kv_heads) * d;
-        let inputs = [
-            ("x", vec![n, width]),
-            ("ct", vec![n, width]),
-            ("qkv.weight", vec![rows, width]),
-            ("qkv.bias", vec![rows]),
-            ("out.weight", vec![width, width]),
-            ("out.bias", vec![width]),
-        ];
-        check_attention(dtype, &inputs, |scope, _, x| {
-            let (num_heads, rotary, qkv, out) = (4, false, normal, normal);
-            let parts = Attention {
-                num_positions: 70,
-                num_heads,
-                num_kv_heads,
-                causal,
-                rotary,
-                dropout,
-                qkv,
-                out,
-            };
-            attention(scope, x, parts)
-        });
-    }
+/// The inputs of a layer of 4 heads on 140 rows, which are two examples of two blocks each.
+fn attention_inputs(num_kv_heads: usize) -> Vec<(String, Vec<usize>)> {
+    let (n, width, kv_width) = (140, 24, num_kv_heads * 6);
+    let linear = [("query", width), ("key", kv_width), ("value", kv_width), ("out", width)];
+    let parameters = linear.iter().flat_map(|(name, rows)| {
+        [(format!("{name}.weight"), vec![*rows, width]), (format!("{name}.bias"), vec![*rows])]
+    });
+    let rows = ["x", "ct"].map(|name| (name.to_owned(), vec![n, width]));
+    rows.into_iter().chain(parameters).collect()
 }
 
 #[test]
-fn masked_attention_is_that_of_the_plain_form() {
-    let (n, width) = (140, 24);
-    let linear = ["query", "key", "value", "out"];
-    let names: Vec<_> = linear
-        .iter()
-        .flat_map(|name| {
-            [(format!("{name}.weight"), vec![width; 2]), (format!("{name}.bias"), vec![width])]
-        })
-        .collect();
-    let mut inputs = vec![("x", vec![n, width]), ("ct", vec![n, width])];
-    inputs.extend(names.iter().map(|(name, dims)| (name.as_str(), dims.clone())));
-    // The second example has 50 positions, or none.
-    for (dtype, rate, num_rows) in
-        [(DType::F64, 0.0, 120), (DType::F32, 0.1, 120), (DType::F64, 0.0, 70)]
-    {
-        check_attention(dtype, &inputs, |scope, t, x| {
-            let mask: Vec<i32> = (0..n).map(|row| i32::from(row < num_rows)).collect();
-            let mask = t.constant(Literal::from_slice(&[2, 70], &mask));
-            let normal = Initializer::Normal { std: 0.02 };
-            masked_attention(scope, x, mask, 4, rate, normal)
+fn attention_is_that_of_the_plain_form() {
+    let normal = Initializer::Normal { std: 0.02 };
+    // The second example has 70 positions, 50, or none.
+    for (dtype, num_kv_heads, causal, dropout, num_rows) in [
+        (DType::F64, 4, true, 0.0, None),
+        (DType::F64, 2, false, 0.3, None),
+        (DType::F32, 1, true, 0.2, None),
+        (DType::F64, 4, false, 0.0, Some(120)),
+        (DType::F32, 4, false, 0.1, Some(120)),
+        (DType::F64, 4, false, 0.0, Some(70)),
+    ] {
+        check_attention(dtype, &attention_inputs(num_kv_heads), |scope, t, x| {
+            let mask = num_rows.map(|num_rows| {
+                let mask: Vec<i32> = (0..140).map(|row| i32::from(row < num_rows)).collect();
+                t.constant(Literal::from_slice(&[2, 70], &mask))
+            });
+            let parts = Attention {
+                num_positions: 70,
+                num_heads: 4,
+                num_kv_heads,
+                causal,
+                rotary: causal.then(Rotary::default),
+                dropout,
+                qkv: normal,
+                out: normal,
+            };
+            attention(scope, x, mask, parts)
         });
     }
 }

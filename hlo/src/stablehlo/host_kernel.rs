@@ -9,7 +9,7 @@ pub const HOST_KERNEL_TARGET: &str = "lockstep_kernel";
 
 /// The version of the kernels' results: raised with every change of a kernel that changes bits, so
 /// that the programs that call it differ, and with them their fingerprints.
-pub const HOST_KERNELS_VERSION: usize = 4;
+pub const HOST_KERNELS_VERSION: usize = 5;
 
 /// Products of fewer floating-point operations are left to XLA: a call would take as long as the
 /// product.

@@ -1,7 +1,7 @@
 //! The backward pass.
 
 use super::real::{Real, dot};
-use super::{Attention, Gradients, Heads, KEYS, QUERIES, QueriesKeysValues};
+use super::{Attention, Gradients, KEYS, QUERIES, QueriesKeysValues, WeightsOfQuery};
 use crate::gemm::{Matrix, MatrixMut, multiply};
 use crate::vectors::vectorized;
 use crate::{Element, Pool};
@@ -63,42 +63,23 @@ impl Attention {
             values: Vec::with_capacity(self.num_positions),
         };
         let mut tasks: Vec<_> = (0..num_tasks).map(|_| with_capacity()).collect();
-        let (num_heads, num_kv_heads) = (self.num_heads, self.num_kv_heads);
+        let (num_heads, num_kv_heads, d) = (self.num_heads, self.num_kv_heads, self.head_width);
+        let Gradients { queries, keys, values } = gradients;
+        assert_eq!(queries.len(), self.num_rows() * num_heads * d, "the length of dq");
+        assert_eq!(keys.len(), self.num_rows() * num_kv_heads * d, "the length of dk");
+        assert_eq!(values.len(), keys.len(), "the length of dv");
         let first_task = |row: usize| row / self.num_positions * num_kv_heads;
-        let mut deal_queries = |row: usize, heads: &'a mut [T]| {
-            for (head, out) in heads.chunks_mut(self.head_width).enumerate() {
+        for (row, queries) in queries.chunks_mut(num_heads * d).enumerate() {
+            for (head, out) in queries.chunks_mut(d).enumerate() {
                 tasks[first_task(row) + head / group].queries.push(out);
             }
-        };
-        let d = self.head_width;
-        let mut kv = vec![];
-        match gradients {
-            Gradients::Packed(all) => {
-                let width = (num_heads + 2 * num_kv_heads) * d;
-                assert_eq!(all.len(), self.num_rows() * width, "the length of the gradients");
-                for (row, all) in all.chunks_mut(width).enumerate() {
-                    let (queries, rest) = all.split_at_mut(num_heads * d);
-                    deal_queries(row, queries);
-                    kv.push(rest.split_at_mut(num_kv_heads * d));
-                }
-            }
-            Gradients::Separate([queries, keys, values]) => {
-                assert_eq!(queries.len(), self.num_rows() * num_heads * d, "the length of dq");
-                assert_eq!(keys.len(), self.num_rows() * num_kv_heads * d, "the length of dk");
-                assert_eq!(values.len(), keys.len(), "the length of dv");
-                for (row, queries) in queries.chunks_mut(num_heads * d).enumerate() {
-                    deal_queries(row, queries);
-                }
-                let keys = keys.chunks_mut(num_kv_heads * d);
-                kv.extend(keys.zip(values.chunks_mut(num_kv_heads * d)));
-            }
         }
-        for (row, (keys, values)) in kv.into_iter().enumerate() {
-            for (head, (key, value)) in keys.chunks_mut(d).zip(values.chunks_mut(d)).enumerate() {
-                let task = &mut tasks[first_task(row) + head];
-                task.keys.push(key);
-                task.values.push(value);
-            }
+        let heads = keys.chunks_mut(d).zip(values.chunks_mut(d));
+        for (index, (key, value)) in heads.enumerate() {
+            let (row, head) = (index / num_kv_heads, index % num_kv_heads);
+            let task = &mut tasks[first_task(row) + head];
+            task.keys.push(key);
+            task.values.push(value);
         }
         tasks
     }
@@ -199,16 +180,23 @@ impl<T: Real> Head<T> {
     }
 
     /// Adds what one block of scores contributes.
-    fn block(&mut self, pass: &Pass<'_, T>, place: Place, kv_head: usize) {
+    fn block<'a>(&mut self, pass: &Pass<'a, T>, place: Place, kv_head: usize) {
         let Pass { attention, operands, forward, .. } = pass;
-        let Attention { num_positions, num_heads, head_width: d, .. } = **attention;
+        let Attention { num_positions, num_heads, num_kv_heads, head_width: d, .. } = **attention;
         let Place { example, head, first_query, num_queries, first_key, num_keys } = place;
         let first_row = example * num_positions;
-        let cotangents = Heads { data: forward.cotangent, row_stride: num_heads * d, offset: 0 };
-        let q = rows(&operands.queries, first_row + first_query, head, [num_queries, d]);
-        let dy = rows(&cotangents, first_row + first_query, head, [num_queries, d]);
-        let k = rows(&operands.keys, first_row + first_key, kv_head, [num_keys, d]);
-        let v = rows(&operands.values, first_row + first_key, kv_head, [num_keys, d]);
+        let of_queries = |data: &'a [T]| Matrix {
+            data: attention.at(data, num_heads, first_row + first_query, head),
+            dims: [num_queries, d],
+            strides: [num_heads * d, 1],
+        };
+        let of_keys = |data: &'a [T]| Matrix {
+            data: attention.at(data, num_kv_heads, first_row + first_key, kv_head),
+            dims: [num_keys, d],
+            strides: [num_kv_heads * d, 1],
+        };
+        let (q, dy) = (of_queries(operands.queries), of_queries(forward.cotangent));
+        let (k, v) = (of_keys(operands.keys), of_keys(operands.values));
         let (dims, strides) = ([num_queries, num_keys], [num_keys, 1]);
         multiply(MatrixMut { data: &mut self.weights, dims, strides }, q, transposed(k), false);
         multiply(MatrixMut { data: &mut self.cotangents, dims, strides }, dy, transposed(v), false);
@@ -279,8 +267,8 @@ impl<T: Real> Head<T> {
                         let (dropped, hidden) = self.dropped[part].split_at_mut(num_visible);
                         hidden.fill(T::default());
                         let keep = &mut self.keep[..num_visible];
-                        let first = query * num_positions + first_key;
-                        dropout.keep(keep, example * num_heads + head, first);
+                        let of = WeightsOfQuery { example, head, query, num_positions };
+                        dropout.keep(keep, of, first_key);
                         let factor = T::from_f64(dropout.scale());
                         let values = dropped.iter_mut().zip(cotangents.iter_mut());
                         for ((dropped, ct), (p, keep)) in values.zip(weights.iter().zip(keep)) {
@@ -300,11 +288,6 @@ impl<T: Real> Head<T> {
             },
         );
     }
-}
-
-/// Rows of a head.
-fn rows<'a, T>(heads: &Heads<'a, T>, first: usize, head: usize, dims: [usize; 2]) -> Matrix<'a, T> {
-    Matrix { data: heads.at(first, head, dims[1]), dims, strides: [heads.row_stride, 1] }
 }
 
 fn transposed<T>(matrix: Matrix<'_, T>) -> Matrix<'_, T> {

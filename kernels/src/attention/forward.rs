@@ -1,7 +1,7 @@
 //! The forward pass.
 
 use super::real::{Real, maximum, sum};
-use super::{Attention, KEYS, QUERIES, QueriesKeysValues};
+use super::{Attention, KEYS, QUERIES, QueriesKeysValues, WeightsOfQuery};
 use crate::gemm::{Matrix, MatrixMut, multiply};
 use crate::vectors::vectorized;
 use crate::{Element, Pool};
@@ -96,8 +96,9 @@ impl<T: Real> Block<T> {
         operands: &QueriesKeysValues<'_, T>,
         mask: Option<&[T]>,
     ) {
-        let Attention { num_positions, head_width, .. } = *attention;
+        let Attention { num_positions, num_heads, num_kv_heads, head_width, .. } = *attention;
         let QueriesKeysValues { queries, keys, values } = operands;
+        let (q_stride, kv_stride) = (num_heads * head_width, num_kv_heads * head_width);
         let (num_queries, first_row) = (self.num_queries, example * num_positions);
         let kv_head = head / attention.group();
         let last_key = attention.num_keys(first_query + num_queries);
@@ -112,14 +113,14 @@ impl<T: Real> Block<T> {
                     strides: [num_keys, 1],
                 },
                 Matrix {
-                    data: queries.at(first_row + first_query, head, head_width),
+                    data: attention.at(queries, num_heads, first_row + first_query, head),
                     dims: [num_queries, head_width],
-                    strides: [queries.row_stride, 1],
+                    strides: [q_stride, 1],
                 },
                 Matrix {
-                    data: keys.at(first_row + first_key, kv_head, head_width),
+                    data: attention.at(keys, num_kv_heads, first_row + first_key, kv_head),
                     dims: [head_width, num_keys],
-                    strides: [1, keys.row_stride],
+                    strides: [1, kv_stride],
                 },
                 false,
             );
@@ -137,9 +138,9 @@ impl<T: Real> Block<T> {
                     strides: [num_keys, 1],
                 },
                 Matrix {
-                    data: values.at(first_row + first_key, kv_head, head_width),
+                    data: attention.at(values, num_kv_heads, first_row + first_key, kv_head),
                     dims: [num_keys, head_width],
-                    strides: [values.row_stride, 1],
+                    strides: [kv_stride, 1],
                 },
                 first_key > 0,
             );
@@ -156,7 +157,7 @@ impl<T: Real> Block<T> {
         [first_query, first_key, num_keys]: [usize; 3],
         mask: Option<&[T]>,
     ) {
-        let Attention { num_positions, num_heads, head_width, dropout, .. } = *attention;
+        let Attention { num_positions, head_width, dropout, .. } = *attention;
         let scale = T::from_f64(1.0 / (head_width as f64).sqrt());
         vectorized(
             #[inline(always)]
@@ -202,8 +203,8 @@ impl<T: Real> Block<T> {
                     }
                     if let Some(dropout) = dropout {
                         let keep = &mut self.keep[..num_visible];
-                        let first = query * num_positions + first_key;
-                        dropout.keep(keep, example * num_heads + head, first);
+                        let of = WeightsOfQuery { example, head, query, num_positions };
+                        dropout.keep(keep, of, first_key);
                         let factor = T::from_f64(dropout.scale());
                         for (score, keep) in scores.iter_mut().zip(keep) {
                             *score = if *keep { *score * factor } else { T::default() };

@@ -12,6 +12,7 @@ mod real;
 
 pub use backward::Forward;
 pub use dropout::Dropout;
+use dropout::WeightsOfQuery;
 pub use real::Real;
 
 /// The queries that a block has, which are rows of its scores.
@@ -45,45 +46,35 @@ pub struct Attention {
     pub dropout: Option<Dropout>,
 }
 
-/// Heads side by side in the rows of a matrix, each of `d` neighbouring columns.
-#[derive(Clone, Copy, Debug)]
-pub struct Heads<'a, T> {
-    /// The elements from the first row on.
-    pub data: &'a [T],
-    /// The distance between rows, in elements.
-    pub row_stride: usize,
-    /// The first column of the first head.
-    pub offset: usize,
-}
-
-impl<'a, T> Heads<'a, T> {
-    /// Head `head` of width `width`, from row `row` on.
-    fn at(&self, row: usize, head: usize, width: usize) -> &'a [T] {
-        &self.data[row * self.row_stride + self.offset + head * width..]
-    }
-}
-
-/// Queries, keys and values.
+/// Queries, keys and values: matrices with a row for each position and the heads side by side, each
+/// of `d` neighbouring columns.
 #[derive(Clone, Copy, Debug)]
 pub struct QueriesKeysValues<'a, T> {
-    /// q
-    pub queries: Heads<'a, T>,
-    /// k
-    pub keys: Heads<'a, T>,
-    /// v
-    pub values: Heads<'a, T>,
+    /// `[rows, num_heads * d]`
+    pub queries: &'a [T],
+    /// `[rows, num_kv_heads * d]`
+    pub keys: &'a [T],
+    /// `[rows, num_kv_heads * d]`
+    pub values: &'a [T],
 }
 
-/// Where the gradients of [`QueriesKeysValues`] are written.
+/// The gradients of [`QueriesKeysValues`], which are written.
 #[derive(Debug)]
-pub enum Gradients<'a, T> {
-    /// Side by side in one matrix: rows of `num_heads` queries, then keys, then values.
-    Packed(&'a mut [T]),
-    /// In three matrices, rows of heads.
-    Separate([&'a mut [T]; 3]),
+pub struct Gradients<'a, T> {
+    /// That of the queries.
+    pub queries: &'a mut [T],
+    /// That of the keys.
+    pub keys: &'a mut [T],
+    /// That of the values.
+    pub values: &'a mut [T],
 }
 
 impl Attention {
+    /// The elements from head `head` of row `row` on, of a matrix with `num_heads` heads.
+    fn at<'a, T>(&self, heads: &'a [T], num_heads: usize, row: usize, head: usize) -> &'a [T] {
+        &heads[(row * num_heads + head) * self.head_width..]
+    }
+
     /// Number of rows: positions of all examples.
     fn num_rows(&self) -> usize {
         self.batch * self.num_positions
@@ -122,9 +113,7 @@ impl Attention {
         let rows = self.num_rows();
         let QueriesKeysValues { queries, keys, values } = operands;
         for (heads, count) in [(queries, num_heads), (keys, num_kv_heads), (values, num_kv_heads)] {
-            let columns = heads.offset + count * head_width;
-            let needed = rows.saturating_sub(1) * heads.row_stride + columns;
-            assert!(rows == 0 || needed <= heads.data.len(), "an operand is too short");
+            assert_eq!(heads.len(), rows * count * head_width, "the length of an operand");
         }
         assert_eq!(y.len(), rows * num_heads * head_width, "the length of y");
         assert_eq!(lse.len(), rows * num_heads, "the length of the logarithms");

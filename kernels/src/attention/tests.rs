@@ -15,7 +15,7 @@ fn values(len: usize, seed: u64) -> Vec<f64> {
     (0..len).map(next).collect()
 }
 
-/// Operands in one matrix, and for each key 0 if it is hidden.
+/// Operands side by side in rows, and for each key 0 if it is hidden.
 #[derive(Clone)]
 struct Case {
     attention: Attention,
@@ -40,10 +40,11 @@ impl Case {
         [num_heads * d, num_kv_heads * d, (num_heads + 2 * num_kv_heads) * d]
     }
 
-    fn operands<'a, T>(&self, qkv: &'a [T]) -> QueriesKeysValues<'a, T> {
-        let [q, kv, row_stride] = self.widths();
-        let heads = |offset| Heads { data: qkv, row_stride, offset };
-        QueriesKeysValues { queries: heads(0), keys: heads(q), values: heads(q + kv) }
+    /// Queries, keys and values in three matrices.
+    fn split<T: Copy>(&self, qkv: &[T]) -> [Vec<T>; 3] {
+        let [q, kv, width] = self.widths();
+        [0..q, q..q + kv, q + kv..width]
+            .map(|columns| qkv.chunks(width).flat_map(|row| row[columns.clone()].to_vec()).collect())
     }
 
     /// Weights before and after dropout of a head of an example, `[positions, positions]`, and y,
@@ -73,7 +74,8 @@ impl Case {
                 let mut weight = (score - greatest).exp() / total;
                 if let Some(dropout) = dropout {
                     let mut keep = [false];
-                    dropout.keep(&mut keep, b * num_heads + h, i * t + j);
+                    let of = WeightsOfQuery { example: b, head: h, query: i, num_positions: t };
+                    dropout.keep(&mut keep, of, j);
                     weight *= if keep[0] { dropout.scale() } else { 0.0 };
                 }
                 for l in 0..d {
@@ -91,18 +93,26 @@ impl Case {
         let mut y = vec![T::from_f64(7.0); rows * self.widths()[0]];
         let mut lse = vec![T::from_f64(7.0); rows * num_heads];
         let mask = self.mask.as_ref().map(|mask| narrow::<T>(mask));
-        self.attention.forward(pool, &mut y, &mut lse, self.operands(qkv), mask.as_deref());
+        let [q, k, v] = &self.split(qkv);
+        let operands = QueriesKeysValues { queries: &q[..], keys: k, values: v };
+        self.attention.forward(pool, &mut y, &mut lse, operands, mask.as_deref());
         (y, lse)
     }
 
     fn backward<T: Element>(&self, pool: &Pool<'_>, qkv: &[T], cotangent: &[T]) -> Vec<T> {
         let (y, lse) = self.forward(pool, qkv);
-        let mut gradients = vec![T::from_f64(7.0); qkv.len()];
+        let [q, k, v] = &self.split(qkv);
+        let operands = QueriesKeysValues { queries: &q[..], keys: k, values: v };
+        let mut gradients = [q, k, v].map(|x| vec![T::from_f64(7.0); x.len()]);
         let forward = Forward { y: &y, lse: &lse, cotangent };
         let mask = self.mask.as_ref().map(|mask| narrow::<T>(mask));
-        let out = Gradients::Packed(&mut gradients);
-        self.attention.backward(pool, out, self.operands(qkv), forward, mask.as_deref());
-        gradients
+        let [queries, keys, values] = gradients.each_mut().map(Vec::as_mut_slice);
+        let out = Gradients { queries, keys, values };
+        self.attention.backward(pool, out, operands, forward, mask.as_deref());
+        let [q_width, kv_width, _] = self.widths();
+        let [dq, dk, dv] = gradients;
+        let rows = dq.chunks(q_width).zip(dk.chunks(kv_width).zip(dv.chunks(kv_width)));
+        rows.flat_map(|(q, (k, v))| [q, k, v].concat()).collect()
     }
 }
 
@@ -124,7 +134,7 @@ fn assert_close(found: &[f64], expected: &[f64], tolerance: f64) {
 
 fn attentions() -> impl Strategy<Value = Attention> {
     let sizes = (1usize..3, 1usize..300, 1usize..3, 1usize..3, 1usize..9);
-    let dropout = proptest::option::of((0.0..0.9, any::<[u32; 2]>(), any::<u32>()));
+    let dropout = proptest::option::of((0.0..0.9, any::<[u32; 2]>(), any::<[u32; 2]>()));
     (sizes, any::<bool>(), dropout).prop_map(|((batch, t, kv, group, d), causal, dropout)| {
         Attention {
             batch,
@@ -133,7 +143,9 @@ fn attentions() -> impl Strategy<Value = Attention> {
             num_kv_heads: kv,
             head_width: d,
             causal,
-            dropout: dropout.map(|(rate, key, first_row)| Dropout { rate, key, first_row }),
+            dropout: dropout.map(|(rate, key, [first_example, first_head])| {
+                Dropout { rate, key, first_example, first_head }
+            }),
         }
     })
 }
@@ -203,7 +215,7 @@ fn causal(batch: usize, num_positions: usize, num_heads: usize) -> Attention {
 
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    let dropout = Some(Dropout { rate: 0.2, key: [3, 4], first_row: 5 });
+    let dropout = Some(Dropout { rate: 0.2, key: [3, 4], first_example: 5, first_head: 1 });
     let case = Case::new(Attention { dropout, ..causal(3, 150, 2) }, true, 1);
     let qkv = narrow::<f32>(&case.qkv);
     let cotangent = narrow(&values(3 * 150 * 32, 2));
@@ -213,26 +225,6 @@ fn results_do_not_depend_on_the_number_of_threads() {
     };
     let alone = of(0);
     assert!(alone == of(1) && alone == of(3));
-}
-
-#[test]
-fn gradients_in_three_matrices_are_those_in_one() {
-    let case = Case::new(Attention { num_kv_heads: 1, ..causal(2, 70, 2) }, false, 1);
-    let pool = Pool::new(1).unwrap();
-    let (y, lse) = case.forward(&pool, &case.qkv);
-    let cotangent = values(y.len(), 2);
-    let packed = case.backward(&pool, &case.qkv, &cotangent);
-    let [q_width, kv_width, width] = case.widths();
-    let mut parts = [q_width, kv_width, kv_width].map(|width| vec![0.0; 140 * width]);
-    let forward = Forward { y: &y, lse: &lse, cotangent: &cotangent };
-    let out = Gradients::Separate(parts.each_mut().map(|part| &mut part[..]));
-    case.attention.backward(&pool, out, case.operands(&case.qkv), forward, None);
-    let rows = (0..140).flat_map(|row| {
-        let [q, k, v] = parts.each_ref().map(|part| part.chunks(part.len() / 140).nth(row));
-        [q, k, v].into_iter().flatten().flatten().copied()
-    });
-    assert_eq!(packed, rows.collect::<Vec<_>>());
-    assert_eq!(packed.len(), 140 * width);
 }
 
 #[test]

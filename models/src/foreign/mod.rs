@@ -8,8 +8,8 @@
 //! use models::{ForeignFormat, Layout};
 //!
 //! let format = ForeignFormat::recognize(["transformer.wte.weight"]).unwrap();
-//! let (name, layout) = format.tensor("blocks.3.attn.qkv.weight").unwrap();
-//! assert_eq!((&*name, layout), ("h.3.attn.c_attn.weight", Layout::Transposed));
+//! let tensor = format.tensor("blocks.3.attn.out.weight").unwrap();
+//! assert_eq!((&*tensor.name, tensor.layout), ("h.3.attn.c_proj.weight", Layout::Transposed));
 //! ```
 
 mod encoder;
@@ -18,6 +18,7 @@ mod torchvision;
 
 use std::borrow::Cow;
 
+use hlo::Fused;
 use serde::Serialize;
 
 use crate::encoder::{Encoder, EncoderFamily};
@@ -33,6 +34,17 @@ pub enum Layout {
     Same,
     /// A matrix with our columns as rows: `[in, out]`.
     Transposed,
+}
+
+/// Where the values of one of our parameters stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignTensor {
+    /// The name of the tensor.
+    pub name: String,
+    /// The order of its dims.
+    pub layout: Layout,
+    /// The part of the tensor that is our parameter, if it holds several.
+    pub fused: Option<Fused>,
 }
 
 /// A Python library with models that compute the same as ours.
@@ -160,15 +172,27 @@ impl ForeignFormat {
         Self::ALL.into_iter().filter(|format| count(format) > 0).max_by_key(count)
     }
 
-    /// Name, without the prefix, and layout of our parameter `path`.
-    pub fn tensor(&self, path: &str) -> Option<(String, Layout)> {
-        find(self.rows, path).or_else(|| find(self.heads, path))
+    /// The tensor with our parameter `path`, under its name without the prefix.
+    pub fn tensor(&self, path: &str) -> Option<ForeignTensor> {
+        self.find(path, "")
     }
 
-    /// Full name and layout of our parameter `path`, as the library itself writes it.
-    pub fn full_name(&self, path: &str) -> Option<(String, Layout)> {
-        let prefixed = |(name, layout)| (format!("{}{name}", self.prefix), layout);
-        find(self.rows, path).map(prefixed).or_else(|| find(self.heads, path))
+    /// The tensor with our parameter `path`, under the name that the library itself writes.
+    pub fn full_name(&self, path: &str) -> Option<ForeignTensor> {
+        self.find(path, self.prefix)
+    }
+
+    fn find(&self, path: &str, prefix: &str) -> Option<ForeignTensor> {
+        let whole = |path: &str| {
+            let prefixed = |(name, layout)| (format!("{prefix}{name}"), layout);
+            find(self.rows, path).map(prefixed).or_else(|| find(self.heads, path))
+        };
+        if let Some((name, layout)) = whole(path) {
+            return Some(ForeignTensor { name, layout, fused: None });
+        }
+        let fused = Fused::of(path)?;
+        let (name, layout) = whole(&fused.path)?;
+        Some(ForeignTensor { name, layout, fused: Some(fused) })
     }
 
     /// A name in a file without the prefix, as [`Self::tensor`] has it. Files of early versions
@@ -199,7 +223,7 @@ impl ForeignFormat {
         }
         let optional = self.rows.iter().filter(|(path, _, _)| self.optional.contains(path));
         let mut heads = optional.chain(self.heads);
-        let is_ours = |path: &&str| self.tensor(path).is_some_and(|(theirs, _)| theirs == name);
+        let is_ours = |path: &&str| self.tensor(path).is_some_and(|theirs| theirs.name == name);
         if ours.iter().any(is_ours) {
             return false;
         }
@@ -278,7 +302,7 @@ mod tests {
 
     #[test]
     fn numbers_are_read_and_written() {
-        let name = |path| TORCHVISION_RESNET.tensor(path).map(|(name, _)| name);
+        let name = |path| TORCHVISION_RESNET.tensor(path).map(|tensor| tensor.name);
         let expected = Some("layer3.10.bn2.running_var".to_owned());
         assert_eq!(name("stages.2.blocks.10.norm2.variance"), expected);
         assert_eq!(name("stages.2.blocks..norm2.variance"), None);
@@ -292,20 +316,21 @@ mod tests {
     fn what_is_written_is_recognized_and_read_as_the_same_tensor() {
         for (format, path) in [
             (&GPT2, "blocks.11.mlp.down.weight"),
+            (&GPT2, "blocks.11.attn.value.bias"),
             (&BERT, "blocks.3.attn.query.weight"),
             (&DISTILBERT, "blocks.3.norm2.bias"),
             (&TORCHVISION_RESNET, "stages.2.blocks.1.shortcut.norm.mean"),
         ] {
-            let (name, layout) = format.full_name(path).unwrap();
-            let read = ForeignFormat::recognize([&*name]).unwrap();
+            let written = format.full_name(path).unwrap();
+            let read = ForeignFormat::recognize([&*written.name]).unwrap();
             assert_eq!(read.name, format.name);
-            let (expected, same) = read.tensor(path).unwrap();
-            assert_eq!((&*read.without_prefix(&name), layout), (&*expected, same));
+            let name = read.without_prefix(&written.name).into_owned();
+            assert_eq!(read.tensor(path), Some(ForeignTensor { name, ..written }));
         }
-        assert_eq!(GPT2.full_name("norm.bias").unwrap().0, "transformer.ln_f.bias");
+        assert_eq!(GPT2.full_name("norm.bias").unwrap().name, "transformer.ln_f.bias");
         assert_eq!(GPT2.full_name("head.weight"), None);
-        assert_eq!(BERT.full_name("pooler.bias").unwrap().0, "bert.pooler.dense.bias");
-        assert_eq!(BERT.full_name("classifier.bias").unwrap().0, "classifier.bias");
+        assert_eq!(BERT.full_name("pooler.bias").unwrap().name, "bert.pooler.dense.bias");
+        assert_eq!(BERT.full_name("classifier.bias").unwrap().name, "classifier.bias");
         let early = "bert.encoder.layer.2.output.LayerNorm.gamma";
         assert_eq!(BERT.without_prefix(early), "encoder.layer.2.output.LayerNorm.weight");
     }

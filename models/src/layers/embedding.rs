@@ -1,15 +1,16 @@
 //! `y = E[ids]`, and with the same table `logits = x E^T`
 
-use hlo::{DotDims, Tensor};
+use hlo::{DType, DotDims, Tensor};
 
 use crate::{Initializer, Scope};
 
-/// A table of vectors, one per entry of a vocabulary.
-#[derive(Clone, Copy)]
+/// A table of vectors, one per entry of a vocabulary. On a mesh with the axis `tensor` each replica
+/// has a piece of the vocabulary, and both functions are ends of a region.
+#[derive(Clone)]
 pub struct Embedding<'g> {
-    /// `[vocabulary, d]`, in the dtype of parameters.
+    scope: Scope<'g>,
+    /// `[vocabulary, d]`, in the dtype of parameters: the entries of this replica.
     table_vd: Tensor<'g>,
-    dtype: hlo::DType,
 }
 
 /// An embedding with the parameter `weight` `[vocabulary, d]`.
@@ -37,24 +38,38 @@ pub fn embedding<'g>(
     d: usize,
     initializer: Initializer,
 ) -> Embedding<'g> {
-    let table_vd = scope.param_to_round("weight", &[vocabulary, d], initializer);
-    Embedding { table_vd, dtype: scope.precision().compute }
+    let of_piece = scope.of_vocabulary(vocabulary);
+    let table_vd = of_piece.param_to_round("weight", &[vocabulary, d], initializer);
+    Embedding { scope: scope.clone(), table_vd: scope.own_entries(table_vd, vocabulary) }
 }
 
 impl<'g> Embedding<'g> {
-    /// The vectors of ids: `[..] -> [.., d]`. Ids are clamped to the vocabulary.
+    /// The vectors of ids: `[..] -> [.., d]`. Ids are clamped to the vocabulary. In a region: zeros
+    /// for entries of other replicas, so that [`Scope::leave`] completes the vectors.
     #[must_use]
     #[track_caller]
-    pub fn embed(self, ids: Tensor<'g>) -> Tensor<'g> {
-        // Taken before the conversion, so that a row's gradients are summed in the dtype of
-        // parameters.
-        self.table_vd.take(ids).convert(self.dtype)
+    pub fn embed(&self, ids: Tensor<'g>) -> Tensor<'g> {
+        let Self { scope, table_vd } = self;
+        let dtype = scope.precision().compute;
+        if scope.num_tensor_replicas() == 1 {
+            // Taken before the conversion, so that a row's gradients are summed in the dtype of
+            // parameters.
+            return table_vd.take(ids).convert(dtype);
+        }
+        let num_entries = table_vd.dim(0) as f64;
+        let first = scope.tensor_index().convert(DType::I32) * num_entries;
+        let place = ids - first.broadcast_like(ids, &[]);
+        let is_here = place.greater_equal(0.0).and(place.less(num_entries));
+        let vectors = table_vd.take(place.maximum(0.0).minimum(num_entries - 1.0)).convert(dtype);
+        let is_here = is_here.broadcast_like(vectors, &(0..ids.rank()).collect::<Vec<_>>());
+        is_here.select(vectors, vectors.full_like(0.0))
     }
 
-    /// The logits of all entries: `[b, d] -> [b, vocabulary]`.
+    /// The logits of this replica's entries: `[b, d] -> [b, vocabulary]`.
     #[must_use]
     #[track_caller]
-    pub fn logits(self, x_bd: Tensor<'g>) -> Tensor<'g> {
-        x_bd.dot_general(self.table_vd.convert(self.dtype), DotDims::contract(&[1], &[1]))
+    pub fn logits(&self, x_bd: Tensor<'g>) -> Tensor<'g> {
+        let dtype = self.scope.precision().compute;
+        x_bd.dot_general(self.table_vd.convert(dtype), DotDims::contract(&[1], &[1]))
     }
 }

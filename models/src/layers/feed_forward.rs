@@ -2,7 +2,7 @@
 
 use hlo::{DType, DotDims, Tensor, vjp};
 
-use crate::layers::linear;
+use crate::layers::{column_linear, row_linear};
 use crate::{Initializer, Scope};
 
 /// GELU in its tanh form: `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, as in GPT-2.
@@ -77,7 +77,7 @@ pub fn silu(x: Tensor<'_>) -> Tensor<'_> {
     x * x.logistic()
 }
 
-/// Two linear layers with GELU in between: `[b, d] -> [b, d]`, with parameters `up.*`
+/// Two linear layers with GELU in between, one region: `[b, d] -> [b, d]`, with parameters `up.*`
 /// `[num_hidden, d]` and `down.*` `[d, num_hidden]`. Vaswani et al., "Attention is all you need"
 /// (2017), section 3.3.
 ///
@@ -101,8 +101,8 @@ pub fn feed_forward<'g>(
     up: Initializer,
     down: Initializer,
 ) -> Tensor<'g> {
-    let hidden_bh = gelu(linear(&scope.at("up"), x_bd, num_hidden, up));
-    linear(&scope.at("down"), hidden_bh, x_bd.dim(1), down)
+    let hidden_bh = gelu(column_linear(&scope.at("up"), scope.enter(x_bd), num_hidden, up));
+    row_linear(&scope.at("down"), hidden_bh, x_bd.dim(1), down)
 }
 
 /// SwiGLU: a gated pair of linear layers without biases: `[b, d] -> [b, d]`, with parameters
@@ -130,13 +130,15 @@ pub fn swiglu<'g>(
     down: Initializer,
 ) -> Tensor<'g> {
     let [_, d] = x_bd.dims();
-    let map = |name: &str, x: Tensor<'g>, dims: [usize; 2], initializer: Initializer| {
-        let weight_oi = scope.at(name).param("weight", &dims, initializer);
+    let entered_bd = scope.enter(x_bd);
+    let times = |scope: Scope<'g>, x: Tensor<'g>, dims: [usize; 2], initializer: Initializer| {
+        let weight_oi = scope.param("weight", &dims, initializer);
         x.dot_general(weight_oi, DotDims::contract(&[1], &[1]))
     };
-    let gate_bh = map("gate", x_bd, [num_hidden, d], up);
-    let up_bh = map("up", x_bd, [num_hidden, d], up);
-    map("down", silu(gate_bh) * up_bh, [d, num_hidden], down)
+    let gate_bh = times(scope.at("gate").cut(0), entered_bd, [num_hidden, d], up);
+    let up_bh = times(scope.at("up").cut(0), entered_bd, [num_hidden, d], up);
+    let hidden_bh = silu(gate_bh) * up_bh;
+    scope.leave(times(scope.at("down").cut(1), hidden_bh, [d, num_hidden], down))
 }
 
 #[cfg(test)]

@@ -30,8 +30,8 @@ pub fn layer_norm<'g>(scope: &Scope<'g>, x_bd: Tensor<'g>) -> Tensor<'g> {
 #[track_caller]
 pub fn layer_norm_with<'g>(scope: &Scope<'g>, x_bd: Tensor<'g>, epsilon: f64) -> Tensor<'g> {
     let [_, d] = x_bd.dims();
-    let weight_d = scope.param_full_precision("weight", &[d], Initializer::Ones);
-    let bias_d = scope.param_full_precision("bias", &[d], Initializer::Zeros);
+    let weight_d = scope.of_rows().param_full_precision("weight", &[d], Initializer::Ones);
+    let bias_d = scope.of_rows().param_full_precision("bias", &[d], Initializer::Zeros);
     let dtype = x_bd.dtype();
     let x_bd = x_bd.convert(weight_d.dtype());
     let mean = |x_bd: Tensor<'g>| (x_bd.reduce_sum(&[1]) / d as f64).broadcast_like(x_bd, &[0]);

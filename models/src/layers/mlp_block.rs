@@ -2,7 +2,8 @@
 
 use hlo::Tensor;
 
-use crate::layers::{dropout, layer_norm, linear, relu};
+use crate::layers::linear::gathered_linear;
+use crate::layers::{dropout, layer_norm, relu};
 use crate::{Initializer, Scope};
 
 /// Parameters of [`mlp_block`].
@@ -32,7 +33,7 @@ pub struct MlpBlock {
 #[track_caller]
 pub fn mlp_block<'g>(scope: &Scope<'g>, x_bi: Tensor<'g>, block: MlpBlock) -> Tensor<'g> {
     let he = Initializer::he_normal(x_bi.dim(1));
-    let mut x_bo = linear(&scope.at("linear"), x_bi, block.num_out, he);
+    let mut x_bo = gathered_linear(&scope.at("linear"), x_bi, block.num_out, he);
     if block.layer_norm {
         x_bo = layer_norm(&scope.at("norm"), x_bo);
     }

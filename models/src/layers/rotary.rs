@@ -2,8 +2,23 @@
 
 use hlo::{Tensor, Tracer};
 
-/// The base of the angles' wavelengths.
-const BASE: f64 = 10_000.0;
+/// Parameters of [`rotary`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rotary {
+    /// The base of the angles' wavelengths.
+    pub base: f64,
+    /// Positions are divided by it, so that a model that was trained on fewer positions sees
+    /// familiar angles. Chen, Wong, Chen and Tian, "Extending context window of large language
+    /// models via positional interpolation" (2023).
+    pub scaling: f64,
+}
+
+impl Default for Rotary {
+    /// The base 10,000, without scaling.
+    fn default() -> Self {
+        Self { base: 10_000.0, scaling: 1.0 }
+    }
+}
 
 /// Rotary position embedding of `[b, t, d]` with even d: rotates each pair of dims `(i, i + d/2)`
 /// by an angle proportional to the position, so that products of two such vectors depend only on
@@ -12,11 +27,11 @@ const BASE: f64 = 10_000.0;
 ///
 /// ```
 /// use hlo::{Literal, Mesh, interpret, trace};
-/// use models::layers::rotary;
+/// use models::layers::{Rotary, rotary};
 ///
 /// let graph = trace(Mesh::SINGLE, |t| {
 ///     let x = t.constant(Literal::from_slice(&[1, 2, 2], &[1.0, 0.0, 1.0, 0.0]));
-///     t.output("y", rotary(x));
+///     t.output("y", rotary(x, Rotary::default()));
 /// })?;
 /// let y = interpret(&graph, &[]).unwrap()[0][0].to_f64();
 /// let expected = [1.0, 0.0, 1f64.cos(), 1f64.sin()];
@@ -25,7 +40,7 @@ const BASE: f64 = 10_000.0;
 /// ```
 #[must_use]
 #[track_caller]
-pub fn rotary<'g>(x_btd: Tensor<'g>) -> Tensor<'g> {
+pub fn rotary<'g>(x_btd: Tensor<'g>, how: Rotary) -> Tensor<'g> {
     let [_, t, d] = x_btd.dims();
     if !d.is_multiple_of(2) {
         x_btd.reject("rotary", format!("the width {d} must be even"));
@@ -33,7 +48,7 @@ pub fn rotary<'g>(x_btd: Tensor<'g>) -> Tensor<'g> {
     }
     let first_bth = x_btd.slice_dim(2, 0, d / 2);
     let second_bth = x_btd.slice_dim(2, d / 2, d);
-    let angles_th = angles(x_btd, t, d / 2);
+    let angles_th = angles(x_btd, [t, d / 2], how);
     let like =
         |table_th: Tensor<'g>| table_th.convert(x_btd.dtype()).broadcast_like(first_bth, &[1, 2]);
     let (cos_bth, sin_bth) = (like(angles_th.cosine()), like(angles_th.sine()));
@@ -43,9 +58,13 @@ pub fn rotary<'g>(x_btd: Tensor<'g>) -> Tensor<'g> {
 
 /// In f32 or wider: bf16 is not precise enough for a position times a frequency.
 #[track_caller]
-fn angles<'g>(x: Tensor<'g>, t: usize, num_pairs: usize) -> Tensor<'g> {
+fn angles<'g>(x: Tensor<'g>, [t, num_pairs]: [usize; 2], how: Rotary) -> Tensor<'g> {
     let (tracer, dtype): (&'g Tracer, _) = (x.tracer(), x.dtype().accumulation());
     let position_th = tracer.iota(dtype, &[t, num_pairs], 0);
     let pair_th = tracer.iota(dtype, &[t, num_pairs], 1);
-    position_th * (pair_th * (-BASE.ln() / num_pairs as f64)).exponential()
+    let position_th = match how.scaling == 1.0 {
+        true => position_th,
+        false => position_th / how.scaling,
+    };
+    position_th * (pair_th * (-how.base.ln() / num_pairs as f64)).exponential()
 }

@@ -89,8 +89,6 @@ pub struct AttentionSite {
     pub num_kv_heads: usize,
     /// `true` if a position attends only to itself and earlier ones.
     pub causal: bool,
-    /// `true` if queries, keys and values are one operand.
-    pub is_packed: bool,
     /// `true` if an operand is added to the scores of each key.
     pub is_masked: bool,
     /// The dropout rate. An operand has the words that the mask depends on.
@@ -227,7 +225,6 @@ impl Attributes {
             num_heads: self.number("num_heads")?,
             num_kv_heads: self.number("num_kv_heads")?,
             causal: self.number("causal")? != 0,
-            is_packed: self.number("packed")? != 0,
             is_masked: self.number("masked")? != 0,
             dropout: (rate > 0.0).then_some(rate),
             is_gradient,

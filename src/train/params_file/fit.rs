@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hlo::{DType, LeafSpec, Literal, TensorType, Tree};
-use models::{ForeignFormat, Layout};
+use hlo::{DType, Fused, LeafSpec, Literal, TensorType, Tree};
+use models::{ForeignFormat, ForeignTensor, Layout};
 
 use super::read::{StoredTensor, Tensors};
 
@@ -22,6 +22,8 @@ pub(super) struct StoredLeaf {
     name: String,
     tensor: StoredTensor,
     layout: Layout,
+    /// The first row of the leaf, which may be a part of the tensor, in the model's order of dims.
+    first_row: usize,
     spec: LeafSpec,
 }
 
@@ -42,10 +44,13 @@ impl StoredLeaf {
     /// Values that cannot be read, or that are not finite or too large.
     pub fn read(&self, start: &[usize], dims: &[usize]) -> Result<Literal, String> {
         let named = |reason: String| format!("`{}`: {reason}", self.name);
+        let [mut start, mut dims] = [start, dims].map(<[usize]>::to_vec);
+        if let Some(row) = start.first_mut() {
+            *row += self.first_row;
+        }
         let mut values = match self.layout {
-            Layout::Same => self.tensor.read(start, dims).map_err(named)?,
+            Layout::Same => self.tensor.read(&start, &dims).map_err(named)?,
             Layout::Transposed => {
-                let [mut start, mut dims] = [start, dims].map(<[usize]>::to_vec);
                 start.reverse();
                 dims.reverse();
                 arranged(&self.tensor.read(&start, &dims).map_err(named)?, self.layout)
@@ -109,8 +114,8 @@ pub(super) fn fit_below_head(
         .map(|(name, view)| (name.clone(), view.clone()))
         .collect();
     let all = sources(&kept, Some(format), specs)?;
-    let is_missing = |(path, (name, _)): &(&str, &(String, Layout))| {
-        format.is_of_head(path) && !kept.contains_key(name)
+    let is_missing = |(path, source): &(&str, &ForeignTensor)| {
+        format.is_of_head(path) && !kept.contains_key(&source.name)
     };
     let missing = specs.paths().zip(&all).filter(is_missing).map(|(path, _)| path.to_owned());
     let missing: Vec<_> = missing.collect();
@@ -192,11 +197,17 @@ fn format_of(tensors: &Tensors, specs: &Tree<LeafSpec>) -> Option<&'static Forei
 fn leaves(
     tensors: &Tensors,
     specs: &Tree<LeafSpec>,
-    sources: &[(String, Layout)],
+    sources: &[ForeignTensor],
 ) -> Result<Tree<StoredLeaf>, String> {
-    let leaf = |((path, spec), (name, layout)): ((&str, &LeafSpec), &(String, Layout))| {
+    let leaf = |((path, spec), source): ((&str, &LeafSpec), &ForeignTensor)| {
+        let ForeignTensor { name, layout, fused } = source;
         let tensor = tensors.get(name).ok_or_else(|| format!("`{name}` is missing"))?;
         let mut dims = spec.dims.clone();
+        let mut first_row = 0;
+        if let (Some(fused), Some(num_rows)) = (fused, dims.first_mut()) {
+            *num_rows = num_rows.saturating_mul(Fused::NUM_PARTS);
+            first_row = fused.rows(*num_rows).start;
+        }
         if *layout == Layout::Transposed {
             dims.reverse();
         }
@@ -208,7 +219,7 @@ fn leaves(
             return Err(format!("`{name}` is {found}, but the model's is {expected}"));
         }
         let (name, tensor, layout) = (name.clone(), tensor.clone(), *layout);
-        let leaf = StoredLeaf { name, tensor, layout, spec: spec.clone() };
+        let leaf = StoredLeaf { name, tensor, layout, first_row, spec: spec.clone() };
         Ok((path.to_owned(), leaf))
     };
     specs.iter().zip(sources).map(leaf).collect()
@@ -231,19 +242,25 @@ fn rounded(name: &str, literal: &Literal, dtype: DType) -> Result<Literal, Strin
     }
 }
 
-/// The name in the file and the layout of each of the model's leaves, in order.
+/// Where the file has each of the model's leaves, in order.
 fn sources(
     tensors: &Tensors,
     format: Option<&ForeignFormat>,
     specs: &Tree<LeafSpec>,
-) -> Result<Vec<(String, Layout)>, String> {
+) -> Result<Vec<ForeignTensor>, String> {
     let Some(format) = format else {
-        return Ok(specs.paths().map(|path| (path.to_owned(), Layout::Same)).collect());
+        let source = |path: &str| {
+            let fused = Fused::of(path).filter(|fused| tensors.contains_key(&fused.path));
+            let fused = fused.filter(|_| !tensors.contains_key(path));
+            let name = fused.as_ref().map_or(path, |fused| &fused.path).to_owned();
+            ForeignTensor { name, layout: Layout::Same, fused }
+        };
+        return Ok(specs.paths().map(source).collect());
     };
     let in_file: BTreeMap<_, _> =
         tensors.keys().map(|name| (format.without_prefix(name), name.as_str())).collect();
     let source = |path: &str| {
-        let (name, layout) = format.tensor(path).ok_or_else(|| {
+        let ForeignTensor { name, layout, fused } = format.tensor(path).ok_or_else(|| {
             format!("it is {}, which has no tensor for the model's `{path}`", format.name)
         })?;
         let second = || {
@@ -251,7 +268,8 @@ fn sources(
             in_file.get(tied.copy)
         };
         let full = in_file.get(&*name).or_else(second);
-        Ok((full.map_or_else(|| name.clone(), |&full| full.to_owned()), layout))
+        let name = full.map_or_else(|| name.clone(), |&full| full.to_owned());
+        Ok(ForeignTensor { name, layout, fused })
     };
     specs.paths().map(source).collect()
 }
@@ -261,9 +279,9 @@ fn sources(
 fn check_rest(
     tensors: &Tensors,
     format: Option<&ForeignFormat>,
-    sources: &[(String, Layout)],
+    sources: &[ForeignTensor],
 ) -> Result<(), String> {
-    let used: BTreeSet<_> = sources.iter().map(|(name, _)| name.as_str()).collect();
+    let used: BTreeSet<_> = sources.iter().map(|source| source.name.as_str()).collect();
     let values = |name: &str| tensors.get(name).map(StoredTensor::read_all).transpose();
     for name in tensors.keys().map(String::as_str).filter(|name| !used.contains(name)) {
         let Some(format) = format else {

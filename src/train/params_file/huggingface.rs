@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use hlo::{DType, Literal, Tree};
-use models::{Counterpart, ModelConfig, TransformersConfig};
+use hlo::{DType, Fused, Literal, Tree};
+use models::{Counterpart, ForeignFormat, ModelConfig, TransformersConfig};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
@@ -54,14 +54,7 @@ pub fn save_for_library(
     options: &FolderOptions,
 ) -> Result<(), Error> {
     let failed = |reason: String| Error::Params { verb: "write", path: path.to_owned(), reason };
-    let renamed = |(path, value): (&str, &Literal)| {
-        let name = counterpart.format.full_name(path).ok_or_else(|| {
-            format!("{} has no tensor for the model's `{path}`", counterpart.format.name)
-        });
-        name.map(|(name, layout)| (name, arranged(value, layout)))
-    };
-    let tensors: Tree<Literal> =
-        params.iter().map(renamed).collect::<Result<_, String>>().map_err(failed)?;
+    let tensors = renamed(params, counterpart.format).map_err(failed)?;
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let Some(config) = &counterpart.config else {
         let bytes = serialize(&tensors, Some(metadata)).map_err(failed)?;
@@ -85,6 +78,37 @@ pub fn save_for_library(
     }
     let written = files.iter().try_for_each(|(name, bytes)| folder.write(name, bytes));
     written.and_then(|()| folder.finish(path)).map_err(|error| failed(error.to_string()))
+}
+
+/// The parameters under the names of a format.
+fn renamed(params: &Tree<Literal>, format: &ForeignFormat) -> Result<Tree<Literal>, String> {
+    let mut tensors = Tree::new();
+    for (path, value) in params.iter() {
+        let missing = || format!("{} has no tensor for the model's `{path}`", format.name);
+        let tensor = format.full_name(path).ok_or_else(missing)?;
+        let value = match &tensor.fused {
+            None => Some(value.clone()),
+            // The first part stands for all.
+            Some(Fused { path, part: 0 }) => {
+                let parts = Fused::parts(path).into_iter().flatten();
+                let parts = parts.map(|part| params.get(&part)).collect::<Option<Vec<_>>>();
+                Some(joined(&parts.ok_or_else(missing)?))
+            }
+            Some(_) => None,
+        };
+        tensors.extend(value.map(|value| (tensor.name, arranged(&value, tensor.layout))));
+    }
+    Ok(tensors)
+}
+
+/// The rows of all values, which have the same other dims.
+fn joined(values: &[&Literal]) -> Literal {
+    let mut dims = values[0].dims().to_vec();
+    dims[0] = values.iter().map(|value| value.dims()[0]).sum();
+    let mut whole = Literal::zeros(values[0].dtype(), &dims);
+    let bytes = values.iter().flat_map(|value| value.bytes()).copied();
+    whole.bytes_mut().iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
+    whole
 }
 
 /// The parameters of each file, in order, with its name: one file, or several named as transformers

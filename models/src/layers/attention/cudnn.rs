@@ -5,7 +5,7 @@
 
 use hlo::{CustomCall, DType, Layouts, Tensor, TensorType};
 
-use super::attention_call::AttentionCall;
+use super::Heads;
 use crate::{AttentionKernels, Scope};
 
 /// The widest heads that all of cuDNN's kernels for training take.
@@ -19,24 +19,33 @@ const BACKWARD: &str = "__cudnn$fmhaSoftmaxBackward";
 const BTHD: [usize; 4] = [3, 2, 1, 0];
 const BHTD_AS_BTHD: [usize; 4] = [3, 1, 2, 0];
 
-impl AttentionCall {
-    /// `true` if cuDNN has kernels for tensors like `x` in heads of width `d`. cuDNN draws dropout
-    /// by a generator of its own, with masks that would depend on the number of devices, so
-    /// attention with dropout is written as ops.
-    pub fn is_for_cudnn(&self, scope: &Scope<'_>, x: Tensor<'_>, d: usize) -> bool {
+impl Heads {
+    /// `true` if cuDNN has kernels for queries like `q_nw`. cuDNN draws dropout by a generator of
+    /// its own, with masks that would depend on the number of devices, so attention with dropout is
+    /// written as ops.
+    pub(super) fn are_for_cudnn(
+        &self,
+        scope: &Scope<'_>,
+        q_nw: Tensor<'_>,
+        mask_bs: Option<Tensor<'_>>,
+    ) -> bool {
+        let d = q_nw.dim(1) / self.num_heads;
         let has_dropout = scope.training().is_some() && self.rate > 0.0;
-        scope.attention() == AttentionKernels::Cudnn
-            && matches!(x.dtype(), DType::F16 | DType::Bf16)
+        scope.options().attention == AttentionKernels::Cudnn
+            && mask_bs.is_none()
+            && matches!(q_nw.dtype(), DType::F16 | DType::Bf16)
             && d <= MAX_HEAD_WIDTH
             && d.is_multiple_of(8)
             && !has_dropout
     }
 
-    /// From queries `[b, t, num_heads, d]`, keys and values `[b, t, num_kv_heads, d]` to
-    /// `[b, t, num_heads, d]`.
+    /// See [`super::dot_product_attention`].
     #[track_caller]
-    pub fn attend_by_cudnn<'g>(self, qkv_bthd: [Tensor<'g>; 3]) -> Tensor<'g> {
-        let [batch, t, num_heads, d] = qkv_bthd[0].dims();
+    pub(super) fn attend_by_cudnn<'g>(self, qkv_nw: [Tensor<'g>; 3]) -> Tensor<'g> {
+        let Self { num_positions: t, num_heads, .. } = self;
+        let [n, width] = qkv_nw[0].dims();
+        let (batch, d) = (n / t, width / num_heads);
+        let qkv_bthd = qkv_nw.map(|x_nw| x_nw.reshape(&[batch, t, x_nw.dim(1) / d, d]));
         let config = |gradient| self.cudnn_config(qkv_bthd[0].dtype(), batch, d, gradient);
         let (forward, backward) = (config(false), config(true));
         let y = qkv_bthd[0].tracer().custom_vjp(
@@ -62,7 +71,7 @@ impl AttentionCall {
                 gradients.iter().map(|gradient| gradient.transpose(&[0, 2, 1, 3])).collect()
             },
         );
-        y[0]
+        y[0].reshape(&[n, width])
     }
 
     /// The configuration of a call: `xla.gpu.GpuBackendConfig` as JSON, with 64-bit integers as

@@ -1,0 +1,154 @@
+//! Tensor parallelism: where activations begin and end to differ along the axis `tensor`.
+//!
+//! A *region* is a part of a layer in which each replica along `tensor` has a piece of the columns:
+//! some heads of attention, a part of a hidden layer, a part of a vocabulary. Its first matrix is
+//! cut by columns and its last by rows, so that only its ends communicate. Between regions
+//! activations are the same on all replicas; with sequence parallelism each replica has a piece of
+//! the rows of `[examples * positions, width]` instead, and computes norms, dropout and additions
+//! of these rows only.
+//!
+//! ```text
+//!            |  enter             |  leave
+//! ---------- | ------------------ | ------------------
+//! plain      |  vary              |  all_reduce
+//! sequence   |  all_gather rows   |  reduce_scatter rows
+//! ```
+//! Each is the VJP of the other. No layer can omit one: ops reject operands that vary over other
+//! axes, and the loss must not vary over `tensor`.
+//!
+//! Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model
+//! parallelism" (2019), section 3; Korthikanti et al., "Reducing activation recomputation in large
+//! transformer models" (2022), section 4.2.
+
+use hlo::{Axis, Reduction, Tensor};
+
+use crate::Scope;
+
+impl<'g> Scope<'g> {
+    /// `true` if replicas have pieces of the rows between regions.
+    pub(crate) fn cuts_rows(&self) -> bool {
+        self.options().sequence && self.num_tensor_replicas() > 1
+    }
+
+    /// Activations `[rows, width]` at the start of a region: all rows.
+    ///
+    /// With sequence parallelism the gathered rows are not kept for the backward pass, which
+    /// gathers them again.
+    #[must_use]
+    #[track_caller]
+    pub fn enter(&self, x_nw: Tensor<'g>) -> Tensor<'g> {
+        if self.num_tensor_replicas() == 1 {
+            return x_nw;
+        }
+        if !self.cuts_rows() {
+            return x_nw.vary(Axis::Tensor);
+        }
+        let gathered = x_nw.tracer().custom_vjp_recomputed(
+            &[x_nw],
+            |x| vec![x[0].all_gather(0, Axis::Tensor)],
+            |_, _, ct| vec![ct[0].reduce_scatter(0, Axis::Tensor)],
+        );
+        gathered[0]
+    }
+
+    /// The sum over replicas of what each has computed in a region, `[rows, width]`.
+    #[must_use]
+    #[track_caller]
+    pub fn leave(&self, partial_nw: Tensor<'g>) -> Tensor<'g> {
+        if self.num_tensor_replicas() == 1 {
+            return partial_nw;
+        }
+        if !self.cuts_rows() {
+            return partial_nw.all_reduce(Reduction::Sum, Axis::Tensor);
+        }
+        self.check_rows(partial_nw);
+        partial_nw.reduce_scatter(0, Axis::Tensor)
+    }
+
+    /// Activations between regions as a region of its own whose ends do not communicate: with
+    /// sequence parallelism each replica keeps its piece of the rows of `x_nw`, which all have.
+    #[must_use]
+    #[track_caller]
+    pub fn own_rows(&self, x_nw: Tensor<'g>) -> Tensor<'g> {
+        if !self.cuts_rows() {
+            return x_nw;
+        }
+        self.check_rows(x_nw);
+        self.own_piece(x_nw)
+    }
+
+    /// This replica's piece along `tensor` of dim 0, which the number of replicas divides.
+    #[track_caller]
+    pub(crate) fn own_piece(&self, x: Tensor<'g>) -> Tensor<'g> {
+        let num_pieces = self.num_tensor_replicas();
+        let piece = x.dim(0) / num_pieces;
+        let pieces = x.vary(Axis::Tensor).reshape(&[&[num_pieces, piece], &x.shape()[1..]].concat());
+        pieces.index_leading(self.tensor_index())
+    }
+
+    /// All rows of activations between regions, the same on all replicas.
+    #[must_use]
+    #[track_caller]
+    pub fn all_rows(&self, x_nw: Tensor<'g>) -> Tensor<'g> {
+        if self.cuts_rows() { x_nw.all_gather_replicated(0, Axis::Tensor) } else { x_nw }
+    }
+
+    /// Scope of parameters that layers use between regions.
+    #[must_use]
+    pub(crate) fn of_rows(&self) -> Self {
+        if self.cuts_rows() { self.varying() } else { self.clone() }
+    }
+
+    /// A term of the sum that [`Self::leave`] computes, which all replicas have: on the first it
+    /// stays, on the others it is 0.
+    #[must_use]
+    #[track_caller]
+    pub fn once(&self, x: Tensor<'g>) -> Tensor<'g> {
+        if self.num_tensor_replicas() == 1 {
+            return x;
+        }
+        let x = x.vary(Axis::Tensor);
+        let is_first = self.tensor_index().equal(0.0);
+        is_first.broadcast_like(x, &[]).select(x, x.full_like(0.0))
+    }
+
+    /// Scope of a parameter with a vector or number for each entry of a vocabulary, along dim 0. It
+    /// is cut if the number of replicas along `tensor` divides the vocabulary.
+    pub(crate) fn of_vocabulary(&self, vocabulary: usize) -> Self {
+        let divides = vocabulary.is_multiple_of(self.num_tensor_replicas());
+        if divides { self.cut(0) } else { self.varying() }
+    }
+
+    /// This replica's entries of a parameter that was declared with [`Self::of_vocabulary`]: the
+    /// last replica may have some of zeros, which stand for nothing.
+    #[track_caller]
+    pub(crate) fn own_entries(&self, parameter: Tensor<'g>, vocabulary: usize) -> Tensor<'g> {
+        let num_pieces = self.num_tensor_replicas();
+        let num_missing = vocabulary.next_multiple_of(num_pieces) - vocabulary;
+        if num_missing == 0 {
+            return parameter;
+        }
+        let mut high = vec![0; parameter.rank()];
+        high[0] = num_missing as i64;
+        let (low, interior) = (vec![0; high.len()], vec![0; high.len()]);
+        self.own_piece(parameter.pad(0.0, &low, &high, &interior))
+    }
+
+    /// This replica's index along `tensor`: a u32 scalar.
+    #[track_caller]
+    pub(crate) fn tensor_index(&self) -> Tensor<'g> {
+        self.tracer().replica_id(Axis::Tensor)
+    }
+
+    #[track_caller]
+    fn check_rows(&self, x_nw: Tensor<'g>) {
+        let (rows, num_pieces) = (x_nw.dim(0), self.num_tensor_replicas());
+        if !rows.is_multiple_of(num_pieces) {
+            let message = format!(
+                "sequence parallelism cuts the {rows} rows of examples x positions, which \
+                 mesh.tensor = {num_pieces} does not divide; set parallel.sequence = false"
+            );
+            x_nw.reject("sequence", message);
+        }
+    }
+}
