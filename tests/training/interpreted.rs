@@ -64,6 +64,33 @@ const MESHES: [&[&str]; 9] = [
     &["mesh.data=4", "mesh.fsdp=2", "parallel.zero=2"],
 ];
 
+/// 4 heads; 4 replicas do not divide the second vocabulary.
+const TENSOR_GPT: &str = r#"
+model = { name = "gpt", num_layers = 2, width = 32, num_heads = 4, context = 8, vocabulary = 32, dropout = 0.1 }
+data = { source = "synthetic_tokens", vocab_size = 30, context = 8 }
+"#;
+const TENSOR_MODELS: [(&str, &[&str]); 6] = [
+    (MLP, &["parallel.sequence=false"]),
+    (TENSOR_GPT, &[]),
+    (TENSOR_GPT, &["model.vocabulary=31"]),
+    (TENSOR_GPT, &["model.scan_layers=true"]),
+    (TENSOR_GPT, &["model.remat=true", "model.vocabulary=31"]),
+    (TENSOR_GPT, &["model.scan_layers=true", "model.remat=true"]),
+];
+const TENSOR: [&[&str]; 4] = [
+    &["mesh.tensor=2"],
+    &["mesh.tensor=4"],
+    &["mesh.tensor=2", "parallel.sequence=false"],
+    &["mesh.tensor=4", "parallel.sequence=false"],
+];
+const BESIDE_TENSOR: [&[&str]; 5] = [
+    &["mesh.data=1"],
+    &["mesh.data=2"],
+    &["mesh.data=1", "mesh.fsdp=2", "parallel.zero=1"],
+    &["mesh.data=1", "mesh.fsdp=2", "parallel.zero=2"],
+    &["mesh.data=1", "mesh.fsdp=2", "parallel.zero=3"],
+];
+
 /// Losses, and the model after the last step.
 struct Trained {
     losses: Vec<f64>,
@@ -100,9 +127,9 @@ fn train(model: &str, sets: &[&str]) -> Trained {
     let losses = (0..NUM_STEPS).map(|index| {
         let batch = batches.get(index).unwrap();
         for (field, shards) in batch.fields.iter() {
-            // Replicas are numbered along the axes that divide the batch.
-            let shards = shards.iter().map(|shard| Literal::clone(shard)).collect();
-            values.insert(format!("{}{field}", step::BATCH), shards);
+            let shard = |replica| Literal::clone(&shards[mesh.index(replica, Mesh::BATCH_AXES)]);
+            let of_replicas = (0..mesh.num_replicas()).map(shard).collect();
+            values.insert(format!("{}{field}", step::BATCH), of_replicas);
         }
         let rate = Literal::scalar(run.schedule.lr(index) as f32);
         values.insert(step::LEARNING_RATE.to_owned(), alike(rate));
@@ -204,6 +231,37 @@ fn every_pair_of_settings_agrees_with_one_replica() {
             &references[&(text, optimizer)],
             &train(text, &sets),
         );
+    });
+}
+
+/// Layers that are cut over `tensor`.
+#[test]
+fn every_pair_of_settings_with_tensor_parallelism_agrees_with_one_replica() {
+    let sizes = [TENSOR_MODELS.len(), OPTIMIZERS.len(), TENSOR.len(), BESIDE_TENSOR.len(), 2];
+    let sets = |row: &[usize]| {
+        let [_, optimizer, tensor, beside, microbatches] = row[..] else { unreachable!() };
+        [OPTIMIZERS[optimizer], TENSOR[tensor], BESIDE_TENSOR[beside], MICROBATCHES[microbatches]]
+            .concat()
+    };
+    let rows = combinations(&sizes);
+    // How blocks are run changes nothing, but the vocabulary does.
+    let reference = |row: &[usize]| {
+        let (text, sets) = TENSOR_MODELS[row[0]];
+        let vocabulary = sets.iter().find(|set| set.contains("vocabulary")).copied();
+        (text, vocabulary, row[1])
+    };
+    let references: BTreeSet<_> = rows.iter().map(|row| reference(row)).collect();
+    let references: BTreeMap<_, _> = references
+        .into_par_iter()
+        .map(|of @ (text, vocabulary, optimizer)| {
+            let vocabulary: Vec<_> = vocabulary.into_iter().collect();
+            (of, train(text, &[ONE, OPTIMIZERS[optimizer], &vocabulary].concat()))
+        })
+        .collect();
+    rows.par_iter().for_each(|row| {
+        let (text, of_model) = TENSOR_MODELS[row[0]];
+        let sets = [&sets(row)[..], of_model].concat();
+        check(&format!("{sets:?} of\n{text}"), &references[&reference(row)], &train(text, &sets));
     });
 }
 
