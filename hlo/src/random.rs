@@ -191,8 +191,8 @@ impl<'g> GlobalSlice<'g> {
         slice
     }
 
-    /// `dims` elements from `start` on (u32 scalars; `None` is 0) of a tensor that has any number of
-    /// rows and the other `global` dims.
+    /// `dims` elements from `start` on (u32 scalars; `None` is 0) of a tensor that has any number
+    /// of rows and the other `global` dims.
     pub fn from(start: &[Option<Tensor<'g>>], dims: &[usize], global: &[usize]) -> Self {
         Self { global: global.to_vec(), local: dims.to_vec(), start: start.to_vec() }
     }

@@ -31,7 +31,10 @@ fn main() {
         let (rows, width) = (batch * num_positions, num_heads * head_width);
         let numbers = |len: usize| (0..len).map(|i| (i * 7919 % 1000) as f32 / 500.0 - 1.0);
         let [q, k, v] = [0, 1, 2].map(|part| {
-            numbers(3 * rows * width).skip(part * rows * width).take(rows * width).collect::<Vec<f32>>()
+            numbers(3 * rows * width)
+                .skip(part * rows * width)
+                .take(rows * width)
+                .collect::<Vec<f32>>()
         });
         let cotangent: Vec<f32> = numbers(rows * width).collect();
         let operands = QueriesKeysValues { queries: &q[..], keys: &k, values: &v };

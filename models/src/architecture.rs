@@ -101,6 +101,16 @@ macro_rules! architectures {
                 match self { $(Self::$Variant(config) => config.remat(),)* }
             }
 
+            /// [`Architecture::check_tensor_replicas`].
+            ///
+            /// # Errors
+            /// As there.
+            pub fn check_tensor_replicas(&self, num_replicas: usize) -> Result<(), String> {
+                match self {
+                    $(Self::$Variant(config) => config.check_tensor_replicas(num_replicas),)*
+                }
+            }
+
             /// [`Architecture::batch_norm_group`].
             pub fn batch_norm_group(&self) -> Option<usize> {
                 match self { $(Self::$Variant(config) => config.batch_norm_group(),)* }

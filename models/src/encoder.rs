@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use crate::layers::{
-    Attention, Embedding, attention, column_linear, dropout, embedding, gelu_exact, layer_norm_with,
-    linear, linear_between, relu, row_linear,
+    Attention, Embedding, attention, column_linear, dropout, embedding, gelu_exact,
+    layer_norm_with, linear, linear_between, relu, row_linear,
 };
 use crate::loss::vocabulary_cross_entropy;
-use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
+use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_transformer};
 use crate::{
     Batch, Counterpart, Initializer, Loss, Misfit, Model, Objective, Scope, Stack, stack_with,
 };
@@ -249,6 +249,11 @@ macro_rules! encoder {
                 Some(self.0.remat)
             }
 
+            fn check_tensor_replicas(&self, num_replicas: usize) -> Result<(), String> {
+                let Encoder { num_heads, num_hidden, .. } = self.model(2);
+                check_transformer(num_replicas, num_heads, num_hidden)
+            }
+
             fn counterpart(&self) -> Option<Counterpart> {
                 Some(Counterpart::encoder(&self.model(2)))
             }
@@ -353,6 +358,7 @@ impl Encoder {
             num_heads,
             num_kv_heads: num_heads,
             causal: false,
+            qk_norm: None,
             rotary: None,
             dropout: self.attention_dropout,
             qkv: WEIGHTS,

@@ -13,8 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::layers::{Attention, attention, dropout, embedding, feed_forward, layer_norm};
 use crate::loss::vocabulary_cross_entropy;
-use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
+use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_transformer};
 use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Objective, Scope, Stack, stack};
+
+/// The width of the hidden layers, in widths of the residual stream.
+const HIDDEN_FACTOR: usize = 4;
 
 /// Standard deviation of the weights at the start.
 const STD: f64 = 0.02;
@@ -176,6 +179,11 @@ impl Architecture for GptConfig {
         Some(self.remat)
     }
 
+    fn check_tensor_replicas(&self, num_replicas: usize) -> Result<(), String> {
+        let Gpt { width, num_heads, .. } = self.model();
+        check_transformer(num_replicas, num_heads, HIDDEN_FACTOR * width)
+    }
+
     fn counterpart(&self) -> Option<Counterpart> {
         Some(Counterpart::gpt2(&self.model()))
     }
@@ -213,8 +221,8 @@ pub struct Gpt {
 }
 
 impl Gpt {
-    /// Logits `[b * t, vocabulary]` of what follows each of the tokens, integers `[b, t]`. On a mesh
-    /// with the axis `tensor` each replica has the columns of its own entries.
+    /// Logits `[b * t, vocabulary]` of what follows each of the tokens, integers `[b, t]`. On a
+    /// mesh with the axis `tensor` each replica has the columns of its own entries.
     #[track_caller]
     pub fn logits<'g>(&self, scope: &Scope<'g>, ids_bt: Tensor<'g>) -> Tensor<'g> {
         let [batch, t] = ids_bt.dims();
@@ -240,13 +248,14 @@ impl Gpt {
             num_heads: self.num_heads,
             num_kv_heads: self.num_heads,
             causal: true,
+            qk_norm: None,
             rotary: None,
             dropout: rate,
             qkv: weights,
             out: to_residual,
         };
         let how = Stack { num_blocks: self.num_layers, scan: self.scan_layers, remat: self.remat };
-        let num_hidden = 4 * self.width;
+        let num_hidden = HIDDEN_FACTOR * self.width;
         let x_nd = stack(&scope.at("blocks"), x_nd, how, |scope, x_nd| {
             let normal_nd = layer_norm(&scope.at("norm1"), x_nd);
             let added_nd = attention(&scope.at("attn"), normal_nd, None, parts);

@@ -23,7 +23,9 @@ mod stack;
 mod tensor_parallel;
 
 pub use architecture::ModelConfig;
-pub use foreign::{Counterpart, ForeignFormat, ForeignTensor, Layout, Library, Tied, TransformersConfig};
+pub use foreign::{
+    Counterpart, ForeignFormat, ForeignTensor, Layout, Library, Tied, TransformersConfig,
+};
 pub use loss::{Batch, Loss, Tally};
 pub use model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 pub use objective::{LossFunction, Objective, ValueScale};

@@ -175,7 +175,8 @@ pub fn vocabulary_cross_entropy<'g>(
         &operands,
         |x| {
             let (logits_bv, [is_label_bv, exists_bv]) = (x[0], entries(x, vocabulary));
-            let least_bv = logits_bv.full_like(logits_bv.dtype().least_finite().unwrap_or(f64::MIN));
+            let least_bv =
+                logits_bv.full_like(logits_bv.dtype().least_finite().unwrap_or(f64::MIN));
             let highest_b = exists_bv.select(logits_bv, least_bv).reduce_max(&[1]);
             let label_b = is_label_bv.select(logits_bv, least_bv).reduce_max(&[1]);
             let t = logits_bv.tracer();
@@ -185,8 +186,7 @@ pub fn vocabulary_cross_entropy<'g>(
             let powers_bv = (logits_bv - highest_b.broadcast_like(logits_bv, &[0])).exponential();
             let sum_b = exists_bv.select(powers_bv, zero_bv).reduce_sum(&[1]);
             let as_high_bv = logits_bv.greater_equal(label_b.broadcast_like(logits_bv, &[0]));
-            let as_high_b =
-                as_high_bv.and(exists_bv).convert(logits_bv.dtype()).reduce_sum(&[1]);
+            let as_high_b = as_high_bv.and(exists_bv).convert(logits_bv.dtype()).reduce_sum(&[1]);
             let sums = t.all_reduce(&[sum_b, as_high_b], Reduction::Sum, Axis::Tensor);
             let log_sum_b = sums[0].log() + both[0];
             vec![log_sum_b - both[1], sums[1], log_sum_b]

@@ -46,6 +46,15 @@ pub trait Architecture: Serialize + DeserializeOwned + JsonSchema {
         None
     }
 
+    /// Checks that this many replicas, more than one, can compute each layer together: the axis
+    /// `tensor`.
+    ///
+    /// # Errors
+    /// Why not, and which numbers can.
+    fn check_tensor_replicas(&self, _num_replicas: usize) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Examples that batch norm normalizes together; `None` without batch norm.
     fn batch_norm_group(&self) -> Option<usize> {
         None
@@ -82,6 +91,26 @@ pub trait Architecture: Serialize + DeserializeOwned + JsonSchema {
     fn label_smoothing(&self) -> Option<f64> {
         None
     }
+}
+
+/// Checks that replicas along `tensor` divide the heads and the hidden layer of a transformer.
+///
+/// # Errors
+/// Which numbers do.
+pub(crate) fn check_transformer(
+    num_replicas: usize,
+    num_heads: usize,
+    num_hidden: usize,
+) -> Result<(), String> {
+    let divides = |n: usize| num_heads.is_multiple_of(n) && num_hidden.is_multiple_of(n);
+    if divides(num_replicas) {
+        return Ok(());
+    }
+    let allowed: Vec<_> = (1..=num_heads).filter(|n| divides(*n)).map(|n| n.to_string()).collect();
+    Err(format!(
+        "it must divide the {num_heads} heads and the hidden width of {num_hidden}, as {} do",
+        allowed.join(", ")
+    ))
 }
 
 /// A value that a configuration of a model may not have.

@@ -63,6 +63,12 @@ impl Architecture for ResNetConfig {
         vec![("x", x), ("y", TensorType::new(DType::I32, &[]))]
     }
 
+    fn check_tensor_replicas(&self, _num_replicas: usize) -> Result<(), String> {
+        let reason = "convolutions have too few channels to be worth cutting, and batch norm too \
+                      few examples; use mesh.data and mesh.fsdp";
+        Err(reason.to_owned())
+    }
+
     fn batch_norm_group(&self) -> Option<usize> {
         Some(self.batch_norm_group)
     }

@@ -82,7 +82,8 @@ impl<'g> Scope<'g> {
     pub(crate) fn own_piece(&self, x: Tensor<'g>) -> Tensor<'g> {
         let num_pieces = self.num_tensor_replicas();
         let piece = x.dim(0) / num_pieces;
-        let pieces = x.vary(Axis::Tensor).reshape(&[&[num_pieces, piece], &x.shape()[1..]].concat());
+        let pieces =
+            x.vary(Axis::Tensor).reshape(&[&[num_pieces, piece], &x.shape()[1..]].concat());
         pieces.index_leading(self.tensor_index())
     }
 

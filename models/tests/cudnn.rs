@@ -68,6 +68,7 @@ fn graph(case: Case) -> Graph {
             num_heads: HEADS,
             num_kv_heads,
             causal,
+            qk_norm: None,
             rotary: None,
             dropout,
             qkv,

@@ -215,6 +215,7 @@ fn grouped_queries_share_keys_and_values() {
             num_heads,
             num_kv_heads,
             causal: true,
+            qk_norm: None,
             rotary: rotary.then(Rotary::default),
             dropout: 0.0,
             qkv: Initializer::Zeros,

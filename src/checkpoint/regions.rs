@@ -2,7 +2,8 @@
 //! leaf, a row of a stack, or the rows of one.
 
 use hlo::{
-    ContiguousRun, Corner, Fused, LeafSpec, StackedRow, Tree, contiguous_runs, row_paths, rows, unravel,
+    ContiguousRun, Corner, Fused, LeafSpec, StackedRow, Tree, contiguous_runs, row_paths, rows,
+    unravel,
 };
 
 use super::PieceRecord;

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use ::hlo::{Axis, LeafSpec, counted};
+use ::hlo::{Axis, LeafSpec, Mesh, counted};
 use anyhow::{Context, Result, bail};
 use models::AttentionKernels;
 
@@ -191,8 +191,12 @@ impl TargetStep {
     fn knobs_of(&self, declared: &DeclaredStep<'_>) -> Knobs {
         let run = &self.run;
         let parameters = declared.leaves().subtree(step::PARAMS);
-        let bytes = |leaf: &LeafSpec| leaf.num_bytes() as u64;
-        let num_elements = |leaf: &LeafSpec| leaf.num_elements() as u64;
+        // What replicas along `tensor` cut, they hold and gather in pieces, whatever else changes.
+        let piece = |leaf: &LeafSpec| {
+            let cut = leaf.sharding.varying().minus(Mesh::BATCH_AXES);
+            (leaf.num_elements() / run.plan.mesh.group_size(cut)) as u64
+        };
+        let bytes = |leaf: &LeafSpec| piece(leaf) * leaf.dtype.size_bytes() as u64;
         Knobs {
             microbatch: run.batch.microbatch(),
             num_microbatches: run.batch.num_microbatches(),
@@ -202,7 +206,7 @@ impl TargetStep {
             is_zero_set: self.loaded.config.parallel.zero.is_some(),
             state_bytes: declared.leaves().values().map(bytes).sum(),
             parameters_bytes: parameters.values().map(bytes).sum(),
-            gathered_bytes: parameters.values().map(num_elements).sum::<u64>()
+            gathered_bytes: parameters.values().map(piece).sum::<u64>()
                 * run.precision.compute.size_bytes() as u64,
         }
     }

@@ -32,7 +32,7 @@ pub fn run(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
     let lowered = run.lowering.lower(graph, name);
     let passes: Vec<_> = run.lowering.passes().iter().map(|pass| pass.to_string()).collect();
     let mut lines = vec![format!("passes: {}", passes.join(", "))];
-    if matches!(stage, Stage::Step) && mesh.size(Axis::Fsdp) > 1 {
+    if matches!(stage, Stage::Step) && mesh.num_replicas() > mesh.size(Axis::Data) {
         lines.extend(list_sharding(declared.leaves(), &run.plan));
         lines.extend(list_collectives(&lowered.graph));
     }

@@ -34,8 +34,7 @@ pub(super) fn run<T: Element + Pod>(
 
     let mut buffers = call.buffers();
     let operand = |index: usize| elements::<T>(buffers.operands[index]);
-    let qkv =
-        QueriesKeysValues { queries: operand(0)?, keys: operand(1)?, values: operand(2)? };
+    let qkv = QueriesKeysValues { queries: operand(0)?, keys: operand(1)?, values: operand(2)? };
     let mask = if site.is_masked { Some(operand(3)?) } else { None };
     let dropout = match site.dropout {
         Some(rate) => match elements::<u32>(buffers.operands[num_inputs - 1])? {
@@ -66,11 +65,8 @@ pub(super) fn run<T: Element + Pod>(
         cotangent: operand(num_inputs + 2)?,
     };
     let [q, k, v] = &mut buffers.results[..] else { unreachable!("three, as was checked") };
-    let gradients = Gradients {
-        queries: elements_mut(q)?,
-        keys: elements_mut(k)?,
-        values: elements_mut(v)?,
-    };
+    let gradients =
+        Gradients { queries: elements_mut(q)?, keys: elements_mut(k)?, values: elements_mut(v)? };
     attention.backward(pool, gradients, qkv, forward, mask);
     Ok(())
 }

@@ -4,10 +4,12 @@
 use std::fmt;
 use std::rc::Rc;
 
-use hlo::{Axis, AxisSet, DType, LeafSpec, Mesh, Sharding, Tensor, TensorType, Tracer, Tree, trace};
+use hlo::{
+    Axis, AxisSet, DType, LeafSpec, Mesh, Sharding, Tensor, TensorType, Tracer, Tree, trace,
+};
 use models::{
-    AttentionKernels, Batch, LayerOptions, Model, ParamUse, Parameter, Precision, RunningMean, Scope,
-    TensorUse,
+    AttentionKernels, Batch, LayerOptions, Model, ParamUse, Parameter, Precision, RunningMean,
+    Scope, TensorUse,
 };
 
 use super::{BATCH, COMM, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS, STEP, StepError, ema_path};

@@ -335,7 +335,10 @@ fn mesh(steps: &[Measured]) -> String {
         [first, ..] => format!("{} is {first}", axis.name()),
         [] => String::new(),
     };
-    format!("mesh: {}, {}", words(Axis::Data), words(Axis::Fsdp))
+    let is_used = |axis: &Axis| sizes(*axis).iter().any(|size| *size > 1);
+    let others = [Axis::Tensor, Axis::Pipeline].into_iter().filter(is_used);
+    let axes: Vec<_> = [Axis::Data, Axis::Fsdp].into_iter().chain(others).map(words).collect();
+    format!("mesh: {}", axes.join(", "))
 }
 
 /// The links of the groups of the step's all_reduces, and the bytes of these.

@@ -18,6 +18,25 @@ pub enum Error {
     /// The global batch cannot be split.
     #[error(transparent)]
     Batch(#[from] BatchError),
+    /// The layers cannot be computed by several replicas together.
+    #[error("mesh.tensor = {num_replicas}, but model.name = {model:?}: {reason}")]
+    Tensor {
+        /// Replicas along `tensor`.
+        num_replicas: usize,
+        /// The model's name.
+        model: &'static str,
+        /// Why not, and what to do.
+        reason: String,
+    },
+    /// Examples have no rows that sequence parallelism could cut.
+    #[error(
+        "parallel.sequence = true cuts the positions of tokens, which model.name = {model:?} does \
+         not have; remove the key"
+    )]
+    Sequence {
+        /// The model's name.
+        model: &'static str,
+    },
     /// The length of the run cannot be converted to steps.
     #[error(transparent)]
     RunLength(#[from] RunLengthError),

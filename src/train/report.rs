@@ -110,20 +110,33 @@ pub fn describe_synchronisation(trainer: &Trainer, plan: &ParallelPlan) -> Strin
         leaves.map(|(_, leaf)| leaf.num_bytes()).sum()
     };
     let params = state.specs().subtree(PARAMS);
-    let (sharding, synchronisation) = match state.mesh().size(Axis::Fsdp) {
-        1 => (String::new(), describe_all_reduces(trainer.step_graph())),
-        _ => (
-            format!("\nsharding: {}", describe_sharding(state.specs(), plan)),
-            describe_by_kind(trainer.step_graph()),
-        ),
+    let mesh = state.mesh();
+    let is_only_data = mesh.num_replicas() == mesh.size(Axis::Data);
+    let synchronisation = match is_only_data {
+        true => describe_all_reduces(trainer.step_graph()),
+        false => describe_by_kind(trainer.step_graph()),
     };
+    let sharding = match mesh.size(Axis::Fsdp) {
+        1 => String::new(),
+        _ => format!("\nsharding: {}", describe_sharding(state.specs(), plan)),
+    };
+    let cut = describe_cut(plan).map_or_else(String::new, |cut| format!("\n{cut}"));
     format!(
-        "{PARAMS}: {}, {}, and {} of optimizer state on each replica{sharding}\n\
+        "{PARAMS}: {}, {}, and {} of optimizer state on each replica{sharding}{cut}\n\
          synchronisation: {synchronisation}",
         counted(params.len(), "leaf"),
         human_bytes(bytes(PARAMS)),
         human_bytes(bytes(OPT_STATE)),
     )
+}
+
+/// Over how many replicas layers are cut, if they are.
+fn describe_cut(plan: &ParallelPlan) -> Option<String> {
+    let num_replicas = plan.mesh.size(Axis::Tensor);
+    let rows = if plan.sequence { "in pieces" } else { "on every replica" };
+    (num_replicas > 1).then(|| {
+        format!("layers: cut over {num_replicas} replicas; rows of activations between them {rows}")
+    })
 }
 
 /// The reductions in a step of replicated state.
@@ -221,15 +234,19 @@ fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
 pub fn list_sharding(state: &Tree<LeafSpec>, plan: &ParallelPlan) -> Vec<String> {
     let report = ShardingReport::new(&state.subtree(PARAMS), state, plan);
     let stage = plan.gather_at.zero_stage();
-    let mut lines = vec![format!("zero = {stage} over {} replicas", report.num_shards)];
+    let is_sharded = report.num_shards > 1;
+    let zero = is_sharded.then(|| format!("zero = {stage} over {} replicas", report.num_shards));
+    let mut lines: Vec<_> = zero.into_iter().chain(describe_cut(plan)).collect();
     lines.extend(report.params.iter().map(|(path, param)| format!("{PARAMS}.{path}: {param}")));
     let total = |LeafTotals { num_leaves, bytes }| {
         format!("{}, {bytes} bytes", counted(num_leaves, "leaf"))
     };
-    lines.push(format!("sharded: {}", total(report.sharded())));
-    lines.push(format!("whole: {}", total(report.whole())));
-    let reasons = report.whole_by_reason();
-    lines.extend(reasons.into_iter().map(|(why, of)| format!("  {why}: {}", total(of))));
+    if is_sharded {
+        lines.push(format!("sharded: {}", total(report.sharded())));
+        lines.push(format!("whole: {}", total(report.whole())));
+        let reasons = report.whole_by_reason();
+        lines.extend(reasons.into_iter().map(|(why, of)| format!("  {why}: {}", total(of))));
+    }
     let (local, all) = (report.local_state_bytes, report.state_bytes);
     lines.push(format!("state: {local} of {all} bytes on each replica"));
     lines

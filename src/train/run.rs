@@ -85,6 +85,7 @@ impl Run {
     ) -> Result<Self, Error> {
         let batch = config.split_batch(mesh.num_batch_shards())?;
         config.model.batch_norm_group().map_or(Ok(()), |group| batch.check_norm_group(group))?;
+        check_tensor(config, &fields, mesh)?;
         let length = RunLength::new(config.train.length, num_examples, batch.global_batch())?;
         let mut lowering = Lowering::for_platform(platform);
         if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {
@@ -151,6 +152,36 @@ impl Run {
     }
 }
 
+/// Checks that the model's layers can be cut over the axis `tensor`.
+///
+/// # Errors
+/// Says what to change.
+pub(super) fn check_tensor(
+    config: &Config,
+    fields: &[BatchField],
+    mesh: Mesh,
+) -> Result<(), Error> {
+    let (num_replicas, model) = (mesh.size(Axis::Tensor), config.model.name());
+    if num_replicas == 1 {
+        return Ok(());
+    }
+    let checked = config.model.check_tensor_replicas(num_replicas);
+    checked.map_err(|reason| Error::Tensor { num_replicas, model, reason })?;
+    let has_positions = fields.iter().all(|field| field.name != "x" || positions(field).is_some());
+    match config.parallel.sequence {
+        AutoOr::Value(true) if !has_positions => Err(Error::Sequence { model }),
+        _ => Ok(()),
+    }
+}
+
+/// The number of positions of an example, if it is a sequence of tokens.
+fn positions(field: &BatchField) -> Option<usize> {
+    match field.dims[..] {
+        [positions] if !field.dtype.is_float() => Some(positions),
+        _ => None,
+    }
+}
+
 /// How a step is distributed over the mesh.
 pub(super) fn plan<'f>(
     config: &Config,
@@ -158,10 +189,8 @@ pub(super) fn plan<'f>(
     mesh: Mesh,
 ) -> ParallelPlan {
     let num_pieces = mesh.size(Axis::Tensor);
-    // Tokens: layers of images and tables have no rows of positions.
     let divides = fields.into_iter().filter(|field| field.name == "x").all(|field| {
-        let positions = field.dims[..].first().filter(|_| field.dims.len() == 1);
-        !field.dtype.is_float() && positions.is_some_and(|size| size.is_multiple_of(num_pieces))
+        positions(field).is_some_and(|positions| positions.is_multiple_of(num_pieces))
     });
     let sequence = num_pieces > 1 && config.parallel.sequence.or(divides);
     let gather_at = GatherAt::of_zero_stage(config.parallel.zero_stage());

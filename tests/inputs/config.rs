@@ -546,7 +546,7 @@ fn bad_files_say_what_to_change() {
             &["mesh.data: found 0; allowed: \"auto\" or a whole number from 1 to"],
         ),
         ("data = 4", "data = 1.5", &["mesh.data: found", "\"auto\" or a whole number from 1 to"]),
-        ("data = 4", "tensor = 2", &["mesh.tensor: found 2; allowed: 1", "not built yet"]),
+        ("data = 4", "tensor = 0", &["mesh.tensor: found 0; allowed: a whole number from 1 to"]),
         ("data = 4", "pipeline = 0", &["mesh.pipeline: found 0; allowed: 1", "not built yet"]),
         ("data = 4", "sequence = 2", &["mesh.sequence: unknown key", "known here: data"]),
         ("[mesh]\n", "[[mesh]]\n", &["mesh: found a list; allowed: a section, [mesh]"]),

@@ -391,6 +391,7 @@ fn attention_is_that_of_the_plain_form() {
                 num_heads: 4,
                 num_kv_heads,
                 causal,
+                qk_norm: None,
                 rotary: causal.then(Rotary::default),
                 dropout,
                 qkv: normal,

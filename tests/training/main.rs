@@ -10,6 +10,7 @@
 //! - `host_collectives`, `host_kernels`: what this process computes for the CPU backend
 //! - `checkpoints`: a run that is continued is the run that was not interrupted
 //! - `comm`: what a way to sum gradients keeps from step to step
+//! - `tensor`: layers that are cut over an axis
 //! - `nonfinite`, `faults`, `model_metrics`: steps that are skipped, what ends a run, metrics of a
 //!   model
 //! - `xnnpack`: fusions that block workers of the plugin
@@ -30,5 +31,6 @@ mod model_metrics;
 mod nonfinite;
 mod resnet;
 mod stacked;
+mod tensor;
 mod xnnpack;
 mod zero;

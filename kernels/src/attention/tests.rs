@@ -43,8 +43,9 @@ impl Case {
     /// Queries, keys and values in three matrices.
     fn split<T: Copy>(&self, qkv: &[T]) -> [Vec<T>; 3] {
         let [q, kv, width] = self.widths();
-        [0..q, q..q + kv, q + kv..width]
-            .map(|columns| qkv.chunks(width).flat_map(|row| row[columns.clone()].to_vec()).collect())
+        [0..q, q..q + kv, q + kv..width].map(|columns| {
+            qkv.chunks(width).flat_map(|row| row[columns.clone()].to_vec()).collect()
+        })
     }
 
     /// Weights before and after dropout of a head of an example, `[positions, positions]`, and y,
@@ -143,8 +144,11 @@ fn attentions() -> impl Strategy<Value = Attention> {
             num_kv_heads: kv,
             head_width: d,
             causal,
-            dropout: dropout.map(|(rate, key, [first_example, first_head])| {
-                Dropout { rate, key, first_example, first_head }
+            dropout: dropout.map(|(rate, key, [first_example, first_head])| Dropout {
+                rate,
+                key,
+                first_example,
+                first_head,
             }),
         }
     })

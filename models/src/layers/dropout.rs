@@ -1,7 +1,7 @@
 //! `y = keep * x / (1 - rate)`, with `keep` true with probability `1 - rate`
 
-use hlo::{Axis, Tensor};
 use hlo::random::{GlobalSlice, Key};
+use hlo::{Axis, Tensor};
 
 use crate::{AttentionKernels, Scope};
 

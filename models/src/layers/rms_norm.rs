@@ -4,8 +4,9 @@ use hlo::Tensor;
 
 use crate::{Initializer, Scope};
 
-/// RMS norm of `[b, d]` over d, with `epsilon` added to the mean of squares and the parameter `weight` `[d]` (ones). Computed in f32 or wider,
-/// for any dtype of x. Zhang and Sennrich, "Root mean square layer normalization" (2019).
+/// RMS norm of `[b, d]` over d, with `epsilon` added to the mean of squares and the parameter
+/// `weight` `[d]` (ones). Computed in f32 or wider, for any dtype of x. Zhang and Sennrich, "Root
+/// mean square layer normalization" (2019).
 ///
 /// ```
 /// use hlo::{AxisSet, DType, Mesh, TensorType, trace};

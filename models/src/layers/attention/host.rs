@@ -1,7 +1,9 @@
 //! Attention as calls of the process's kernels, forward and backward: nothing of size positions x
 //! positions is in memory.
 
-use hlo::{CustomCall, DType, HOST_KERNEL_TARGET, HOST_KERNELS_VERSION, Layouts, Tensor, TensorType};
+use hlo::{
+    CustomCall, DType, HOST_KERNEL_TARGET, HOST_KERNELS_VERSION, Layouts, Tensor, TensorType,
+};
 
 use super::Heads;
 use crate::{AttentionKernels, Scope};

@@ -10,10 +10,10 @@ mod cudnn;
 mod host;
 mod plain;
 
-use hlo::Tensor;
+use hlo::{Axis, Groups, Tensor};
 
 use crate::layers::linear::{column_linear, row_linear};
-use crate::layers::{Rotary, rotary};
+use crate::layers::{Rotary, rms_norm, rotary};
 use crate::{Initializer, Scope};
 
 /// Parameters of [`attention`].
@@ -27,6 +27,9 @@ pub struct Attention {
     pub num_kv_heads: usize,
     /// `true` if a position attends only to itself and earlier ones.
     pub causal: bool,
+    /// The epsilon of an RMS norm of each head's queries and keys, if there is one. Dehghani et
+    /// al., "Scaling vision transformers to 22 billion parameters" (2023), section 2.
+    pub qk_norm: Option<f64>,
     /// Rotary position embeddings of queries and keys, if any.
     pub rotary: Option<Rotary>,
     /// Dropout rate of the attention weights.
@@ -39,11 +42,13 @@ pub struct Attention {
 
 /// Multi-head attention of `[n, w]` within each example's positions, with parameters `query.*`
 /// `[num_heads * d, w]`, `key.*` and `value.*` `[num_kv_heads * d, w]`, and `out.*` `[w, w]`.
+/// With norms of queries and keys, there are `query_norm.weight` and `key_norm.weight` `[d]` too.
 /// `mask_bs` is integer `[b, s]`, 0 for padding, to which no position attends. Softmax is in f32 or
 /// wider.
 ///
-/// On a mesh with the axis `tensor` each replica computes some of the heads: queries, keys and
-/// values are cut by columns of the result, `out` by rows.
+/// On a mesh with the axis `tensor` each replica computes some of the query heads: queries, keys
+/// and values are cut by columns of the result, `out` by rows. Where there are fewer key and value
+/// heads than replicas, those that share a head have pieces of it and gather them.
 ///
 /// Vaswani et al., "Attention is all you need" (2017); grouped queries: Ainslie et al., "GQA"
 /// (2023). Activations have two dims except inside the heads, and queries are scaled instead of
@@ -59,8 +64,8 @@ pub struct Attention {
 ///     let normal = Initializer::Normal { std: 0.02 };
 ///     let (num_heads, num_kv_heads) = (4, 2);
 ///     let parts = Attention {
-///         num_positions: 8, num_heads, num_kv_heads, causal: true, rotary: None, dropout: 0.0, qkv: normal,
-///         out: normal,
+///         num_positions: 8, num_heads, num_kv_heads, causal: true, qk_norm: None, rotary: None, dropout: 0.0,
+///         qkv: normal, out: normal,
 ///     };
 ///     let scope = Scope::declare(t, Precision::uniform(DType::F32), AxisSet::EMPTY);
 ///     assert_eq!(attention(&scope, x, None, parts).dims(), [16, 64]);
@@ -83,23 +88,35 @@ pub fn attention<'g>(
     let width = x_nw.dim(1);
     let d = width / num_heads;
     let entered_nw = scope.enter(x_nw);
+    let num_pieces = scope.num_tensor_replicas();
     let project = |name: &str, num_heads: usize| {
-        column_linear(&scope.at(name), entered_nw, num_heads * d, parts.qkv)
-    };
-    let qkv_nw =
-        [project("query", num_heads), project("key", num_kv_heads), project("value", num_kv_heads)];
-    let qkv_nw = match parts.rotary {
-        None => qkv_nw,
-        Some(how) => {
-            let [q_nw, k_nw, v_nw] = qkv_nw;
-            [rotated(q_nw, t, d, how), rotated(k_nw, t, d, how), v_nw]
+        let x_nw = column_linear(&scope.at(name), entered_nw, num_heads * d, parts.qkv);
+        match num_pieces / num_heads {
+            // Replicas that share a head have pieces of it.
+            num_sharing @ 2.. => x_nw.all_gather(1, Groups::contiguous(Axis::Tensor, num_sharing)),
+            _ => x_nw,
         }
     };
-    let num_pieces = scope.num_tensor_replicas();
+    let turned = |name: &str, x_nw: Tensor<'g>| {
+        let x_nw = match parts.qk_norm {
+            None => x_nw,
+            Some(epsilon) => {
+                let [n, width] = x_nw.dims();
+                let x_md = x_nw.reshape(&[n * width / d, d]);
+                rms_norm(&scope.at(name).varying(), x_md, epsilon).reshape(&[n, width])
+            }
+        };
+        parts.rotary.map_or(x_nw, |how| rotated(x_nw, t, d, how))
+    };
+    let qkv_nw = [
+        turned("query_norm", project("query", num_heads)),
+        turned("key_norm", project("key", num_kv_heads)),
+        project("value", num_kv_heads),
+    ];
     let heads = Heads {
         num_positions: t,
         num_heads: num_heads / num_pieces,
-        num_kv_heads: num_kv_heads / num_pieces,
+        num_kv_heads: (num_kv_heads / num_pieces).max(1),
         causal: parts.causal,
         rate: parts.dropout,
     };
@@ -136,15 +153,21 @@ fn misfit(
         let dims = mask_bs.shape();
         return Some(format!("a mask {dims:?} does not fit {} examples of {t} positions", n / t));
     }
-    if !num_kv_heads.is_multiple_of(num_pieces) {
+    let is_allowed = |num_pieces: usize| {
+        let shares =
+            num_kv_heads.is_multiple_of(num_pieces) || num_pieces.is_multiple_of(num_kv_heads);
+        let kv_width = width / num_heads * num_kv_heads;
+        shares && num_heads.is_multiple_of(num_pieces) && kv_width.is_multiple_of(num_pieces)
+    };
+    (!is_allowed(num_pieces)).then(|| {
         let allowed: Vec<_> =
-            (1..=num_kv_heads).filter(|n| num_kv_heads.is_multiple_of(*n)).collect();
-        return Some(format!(
-            "mesh.tensor = {num_pieces} does not divide the {num_kv_heads} key and value heads of \
-             {num_heads} heads; it may be one of {allowed:?}"
-        ));
-    }
-    None
+            (1..=num_heads).filter(|n| is_allowed(*n)).map(|n| n.to_string()).collect();
+        format!(
+            "mesh.tensor = {num_pieces} does not fit {num_heads} heads with {num_kv_heads} key and \
+             value heads; {} do",
+            allowed.join(", ")
+        )
+    })
 }
 
 /// Heads of a layer that are computed together: all, or those of this replica.
@@ -199,8 +222,8 @@ impl Heads {
     fn drawn<'g>(self, scope: &Scope<'g>) -> Option<Drawn<'g>> {
         let training = scope.training().filter(|_| self.rate > 0.0)?;
         let key = scope.at("weights").random_key("dropout")?;
-        let first_head = (scope.num_tensor_replicas() > 1)
-            .then(|| scope.tensor_index() * self.num_heads as f64);
+        let first_head =
+            (scope.num_tensor_replicas() > 1).then(|| scope.tensor_index() * self.num_heads as f64);
         Some(Drawn { key, first_example: training.first_example, first_head })
     }
 }
@@ -255,6 +278,7 @@ mod tests {
                 num_heads: 3,
                 num_kv_heads: 3,
                 causal: mask.is_none(),
+                qk_norm: None,
                 rotary: None,
                 dropout: 0.0,
                 qkv: zeros,

@@ -41,11 +41,8 @@ impl Heads {
             Some(Drawn { key, first_example, first_head }) => {
                 let start = [Some(first_example), first_head, None, None];
                 let all_heads = num_heads * scope.num_tensor_replicas();
-                let slice = GlobalSlice::from(
-                    &start,
-                    &[batch, num_heads, t, t],
-                    &[batch, all_heads, t, t],
-                );
+                let slice =
+                    GlobalSlice::from(&start, &[batch, num_heads, t, t], &[batch, all_heads, t, t]);
                 dropped(scope, weights_mts, self.rate, key, slice)
             }
         };
@@ -62,9 +59,8 @@ impl Heads {
         mask_bs: Option<Tensor<'g>>,
     ) -> impl Iterator<Item = Tensor<'g>> {
         let (t, dims) = (self.num_positions, scores_mts.shape());
-        let earlier = self.causal.then(|| {
-            not_later(scores_mts.tracer(), t).broadcast_in_dim(&dims, &[1, 2])
-        });
+        let earlier =
+            self.causal.then(|| not_later(scores_mts.tracer(), t).broadcast_in_dim(&dims, &[1, 2]));
         let unmasked = mask_bs.map(|mask_bs| {
             let visible_bs = mask_bs.not_equal(0.0).vary(scores_mts.varying());
             let dims_bhts = [mask_bs.dim(0), self.num_heads, t, t];

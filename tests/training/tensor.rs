@@ -1,0 +1,322 @@
+//! Layers that are cut over `tensor`, in models that no configuration describes or whose data are
+//! files: loss and gradients in the interpreter against one replica, bytes on the wire against the
+//! formulas of the papers, and what is refused.
+
+use std::collections::BTreeMap;
+
+use hlo::{Axis, DType, Graph, LeafSpec, Literal, Mesh, Tensor, Tree, communication, interpret};
+use lockstep::config::OnNonfinite;
+use lockstep::optim::chain;
+use lockstep::parallel::{GatherAt, ParallelPlan, PlainSum};
+use lockstep::step::{self, BatchField, DeclaredStep, StepSpec};
+use models::encoder::{Encoder, EncoderFamily, Head};
+use models::gpt::Gpt;
+use models::layers::{Attention, Rotary, attention, embedding, rms_norm, swiglu};
+use models::loss::vocabulary_cross_entropy;
+use models::{AttentionKernels, Batch, Initializer, Loss, Model, Precision, Scope, Stack, stack};
+
+const BATCH: usize = 8;
+const POSITIONS: usize = 8;
+const VOCABULARY: usize = 30;
+const WEIGHTS: Initializer = Initializer::Normal { std: 0.2 };
+
+/// A decoder of grouped queries with norms, rotary embeddings and gated layers.
+#[derive(Clone, Copy)]
+struct Decoder {
+    num_kv_heads: usize,
+    scan: bool,
+}
+
+impl Model for Decoder {
+    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        let (x_bt, y_bt) = (batch.field("x"), batch.field("y"));
+        let [b, t] = x_bt.dims();
+        let (width, n) = (32, b * t);
+        let table = embedding(&scope.at("embed"), VOCABULARY, width, WEIGHTS);
+        let x_nw = scope.leave(table.embed(x_bt).reshape(&[n, width]));
+        let parts = Attention {
+            num_positions: t,
+            num_heads: 4,
+            num_kv_heads: self.num_kv_heads,
+            causal: true,
+            qk_norm: Some(1e-5),
+            rotary: Some(Rotary { base: 500.0, scaling: 2.0 }),
+            dropout: 0.0,
+            qkv: WEIGHTS,
+            out: WEIGHTS,
+        };
+        let how = Stack { num_blocks: 2, scan: self.scan, remat: false };
+        let x_nw = stack(&scope.at("blocks"), x_nw, how, |scope, x_nw| {
+            let normal_nw = rms_norm(&scope.at("norm1"), x_nw, 1e-6);
+            let x_nw = x_nw + attention(&scope.at("attn"), normal_nw, None, parts);
+            let normal_nw = rms_norm(&scope.at("norm2"), x_nw, 1e-6);
+            x_nw + swiglu(&scope.at("mlp"), normal_nw, 48, WEIGHTS, WEIGHTS)
+        });
+        let normal_nw = rms_norm(&scope.at("norm"), x_nw, 1e-6);
+        let logits_nv = table.logits(scope.enter(normal_nw));
+        let weight_n = batch.weight.broadcast_in_dim(&[b, t], &[0]).reshape(&[n]);
+        vocabulary_cross_entropy(scope, logits_nv, y_bt.reshape(&[n]), weight_n, VOCABULARY)
+    }
+}
+
+fn encoder(family: EncoderFamily, head: Head, scan_layers: bool) -> Encoder {
+    Encoder {
+        family,
+        num_layers: 2,
+        width: 32,
+        num_heads: 4,
+        num_hidden: 64,
+        context: POSITIONS,
+        vocabulary: VOCABULARY,
+        dropout: 0.1,
+        attention_dropout: 0.2,
+        classifier_dropout: 0.1,
+        head,
+        objective: 3.into(),
+        scan_layers,
+        remat: false,
+    }
+}
+
+fn gpt(scan_layers: bool) -> Gpt {
+    Gpt {
+        num_layers: 2,
+        width: 32,
+        num_heads: 4,
+        context: POSITIONS,
+        vocabulary: 32,
+        dropout: 0.0,
+        scan_layers,
+        remat: false,
+    }
+}
+
+/// Tokens, with a label for each position, or for each example.
+fn fields(has_classes: bool) -> Vec<BatchField> {
+    let field = |name: &str, dims: &[usize]| BatchField {
+        name: name.to_owned(),
+        dtype: DType::I32,
+        dims: dims.to_vec(),
+    };
+    let labels = if has_classes { vec![] } else { vec![POSITIONS] };
+    let tokens = ["x", "segments", "mask"].map(|name| field(name, &[POSITIONS]));
+    tokens.into_iter().chain([field("y", &labels)]).collect()
+}
+
+/// A field of the whole batch.
+fn values(field: &BatchField) -> Literal {
+    let dims = [&[BATCH], &field.dims[..]].concat();
+    let count: usize = dims.iter().product();
+    let value = |i: usize| match &*field.name {
+        "x" => (i * 7 + i / 5) % VOCABULARY,
+        "segments" => i % POSITIONS / 5,
+        "mask" => usize::from(i % POSITIONS < 8 - i / POSITIONS % 3),
+        _ if field.dims.is_empty() => i % 3,
+        _ => (i * 11 + 3) % VOCABULARY,
+    };
+    Literal::from_slice(&dims, &(0..count).map(|i| value(i) as i32).collect::<Vec<_>>())
+}
+
+fn plan(sizes: &[(Axis, usize)], gather_at: GatherAt, sequence: bool) -> ParallelPlan {
+    ParallelPlan::new(Mesh::new(sizes), gather_at).with_sequence(sequence)
+}
+
+fn with_step<R>(
+    model: &dyn Model,
+    fields: &[BatchField],
+    plan: ParallelPlan,
+    run: impl FnOnce(&DeclaredStep<'_>) -> R,
+) -> Result<R, step::StepError> {
+    let spec = StepSpec {
+        model,
+        fields,
+        plan,
+        microbatch: BATCH / plan.mesh.num_batch_shards(),
+        num_microbatches: 1,
+        precision: Precision::uniform(DType::F64),
+        optimizer: &chain(vec![]),
+        synchronize: &PlainSum,
+        on_nonfinite: OnNonfinite::Stop,
+        attention: AttentionKernels::None,
+    };
+    Ok(run(&spec.declare()?))
+}
+
+type Values = BTreeMap<String, Vec<Literal>>;
+
+fn run_graph(graph: &Graph, values: &Values) -> Values {
+    let inputs: Vec<_> = graph.inputs().iter().map(|input| values[&*input.name].clone()).collect();
+    let outputs = interpret(graph, &inputs).unwrap();
+    graph.outputs().iter().map(|output| output.name.to_string()).zip(outputs).collect()
+}
+
+/// Loss and whole gradients by the names of the rows of parameters.
+fn gradients(model: &dyn Model, fields: &[BatchField], plan: ParallelPlan) -> (f64, Tree<Literal>) {
+    let mesh = plan.mesh;
+    with_step(model, fields, plan, |declared| {
+        let seed = vec![Literal::from_slice(&[2], &[0u32, 3]); mesh.num_replicas()];
+        let mut values = Values::from([(step::SEED.to_owned(), seed)]);
+        values.extend(run_graph(&step::trace_init(declared).unwrap(), &values));
+        for field in fields {
+            let whole = self::values(field);
+            let size = BATCH / mesh.num_batch_shards();
+            let piece = |replica| {
+                let mut start = vec![0; whole.dims().len()];
+                let mut dims = whole.dims().to_vec();
+                (start[0], dims[0]) = (mesh.index(replica, Mesh::BATCH_AXES) * size, size);
+                whole.slice(&start, &dims)
+            };
+            let pieces = (0..mesh.num_replicas()).map(piece).collect();
+            values.insert(format!("{}{}", step::BATCH, field.name), pieces);
+        }
+        let found = run_graph(&step::trace_grad(declared).unwrap(), &values);
+        let specs = declared.leaves().subtree(step::PARAMS);
+        let whole = specs.map(|path, spec| join(spec, &mesh, &found[&format!("gradients.{path}")]));
+        (found["loss"][0].to_f64()[0], hlo::split_rows(&specs, whole))
+    })
+    .unwrap()
+}
+
+/// The whole leaf. Replicas with the same piece must have the same bits.
+fn join(leaf: &LeafSpec, mesh: &Mesh, on_replicas: &[Literal]) -> Literal {
+    let mut whole = Literal::zeros(leaf.dtype, &leaf.dims);
+    let mut pieces = BTreeMap::new();
+    for (replica, piece) in on_replicas.iter().enumerate() {
+        let dims = piece.dims().iter().zip(leaf.sharding.dims());
+        let start: Vec<_> = dims.map(|(size, axes)| mesh.index(replica, *axes) * size).collect();
+        whole.paste(piece, &start);
+        assert!(*pieces.entry(start).or_insert(piece) == piece, "replica {replica} differs");
+    }
+    whole
+}
+
+fn check(what: &str, model: &dyn Model, has_classes: bool) {
+    let fields = fields(has_classes);
+    let (loss, expected) = gradients(model, &fields, plan(&[], GatherAt::Step, false));
+    let is_random = |(path, gradient): &(&str, &Literal)| {
+        // The gradient of keys' biases is zero but for rounding.
+        !path.ends_with("key.bias") && gradient.to_f64().iter().any(|x| x.abs() > 1e-9)
+    };
+    assert!(expected.iter().filter(is_random).count() > 10, "{what}");
+    let beside = [
+        (2, vec![(Axis::Data, 2)], GatherAt::Step),
+        (4, vec![(Axis::Fsdp, 2)], GatherAt::Use),
+        (4, vec![], GatherAt::Step),
+    ];
+    for (num_pieces, beside, gather_at) in beside {
+        for sequence in [false, true] {
+            let sizes = [&beside[..], &[(Axis::Tensor, num_pieces)]].concat();
+            let plan = plan(&sizes, gather_at, sequence);
+            let (found, gradients) = gradients(model, &fields, plan);
+            let what = format!("{what} on {sizes:?}, sequence {sequence}");
+            assert!((found - loss).abs() < 1e-12 * loss.abs(), "{what}: {found} {loss}");
+            assert!(gradients.paths().eq(expected.paths()), "{what}");
+            for (path, expected) in expected.iter() {
+                let (found, expected) = (gradients[path].to_f64(), expected.to_f64());
+                let scale = expected.iter().fold(1e-3, |scale: f64, x| scale.max(x.abs()));
+                let differs = |(a, b): (&f64, &f64)| (a - b).abs() > 1e-10 * scale;
+                let num_other = found.iter().zip(&expected).filter(|pair| differs(*pair)).count();
+                assert_eq!((num_other, found.len()), (0, expected.len()), "{what}: {path}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_decoder_with_grouped_heads_and_norms_agrees_with_one_replica() {
+    // One head of keys for all, and fewer than replicas: gathered over those that share it.
+    for (num_kv_heads, scan) in [(4, false), (2, true), (1, false)] {
+        check(&format!("{num_kv_heads} kv heads"), &Decoder { num_kv_heads, scan }, false);
+    }
+}
+
+#[test]
+fn encoders_agree_with_one_replica() {
+    let (bert, distil) = (EncoderFamily::Bert, EncoderFamily::DistilBert);
+    check("classes", &encoder(bert, Head::Classification, false), true);
+    check("classes, scan", &encoder(distil, Head::Classification, true), true);
+    check("tokens", &encoder(bert, Head::MaskedLm, false), false);
+}
+
+/// Bytes that a replica sends in the collectives over `tensor`, by kind.
+fn bytes_over_tensor(graph: &Graph) -> BTreeMap<&'static str, u64> {
+    let mut bytes = BTreeMap::new();
+    for found in communication(graph) {
+        if found.groups.axes() == Axis::Tensor.into() {
+            *bytes.entry(found.kind).or_insert(0) += found.total_bytes_on_wire();
+        }
+    }
+    bytes
+}
+
+/// Per block and pass, two all_reduces of `[b s, h]` without sequence parallelism; with it two
+/// reduce_scatters and two gathers, and in the backward pass two gathers more, of what is not kept
+/// (Korthikanti et al., 2022, section 4.2.2). Two blocks are compared with four, so that embedding,
+/// and loss do not count. Gradients of what is used along `tensor` are summed over `data` too.
+#[test]
+fn a_block_sends_what_the_formulas_say() {
+    let fields = fields(false);
+    for num_pieces in [2u64, 4] {
+        for sequence in [false, true] {
+            let bytes = |num_layers: usize| {
+                let model = Gpt { num_layers, ..gpt(false) };
+                let plan = plan(&[(Axis::Tensor, num_pieces as usize)], GatherAt::Step, sequence);
+                let graph = with_step(&model, &fields, plan, |declared| {
+                    step::trace_grad(declared).unwrap()
+                });
+                bytes_over_tensor(&graph.unwrap())
+            };
+            let (less, more) = (bytes(2), bytes(4));
+            let of_two = |kind: &str| more.get(kind).unwrap_or(&0) - less.get(kind).unwrap_or(&0);
+            // f64 `[b s, h]`, and what a ring sends of it in a scatter or a gather.
+            let activations = (BATCH * POSITIONS * 32 * 8) as u64;
+            let part = activations * (num_pieces - 1) / num_pieces;
+            let expected = match sequence {
+                false => [2 * 4 * 2 * part, 0, 0],
+                true => [0, 2 * 6 * part, 2 * 4 * part],
+            };
+            let found = ["all_reduce", "all_gather", "reduce_scatter"].map(of_two);
+            assert_eq!(found, expected, "{num_pieces} replicas, sequence {sequence}");
+        }
+    }
+}
+
+#[test]
+fn a_region_that_is_not_left_does_not_trace() {
+    let plan = plan(&[(Axis::Tensor, 2)], GatherAt::Step, false);
+    let Err(error) = with_step(&unsummed, &fields(false), plan, |_| ()) else {
+        panic!("it traces")
+    };
+    let error = error.to_string();
+    assert!(error.contains("tensor") && error.contains("var"), "{error}");
+}
+
+/// A residual connection around a region without its end.
+fn unsummed<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+    let x_bt = batch.field("x");
+    let [b, t] = x_bt.dims();
+    let table = embedding(&scope.at("embed"), 32, 16, WEIGHTS);
+    let x_nw = scope.leave(table.embed(x_bt).reshape(&[b * t, 16]));
+    let weight_ww = scope.at("up").cut(0).param("weight", &[16, 16], WEIGHTS);
+    let partial: Tensor<'g> =
+        scope.enter(x_nw).dot_general(weight_ww, hlo::DotDims::contract(&[1], &[1]));
+    let back_ww = scope.at("down").cut(1).param("weight", &[16, 16], WEIGHTS);
+    let y_nw = x_nw + partial.dot_general(back_ww, hlo::DotDims::contract(&[1], &[1]));
+    let weight = batch.weight.sum();
+    Loss { sum: y_nw.sum(), weight, metrics: vec![], tally: None, reports_f1: false }
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused_with_those_that_do() {
+    let refused = |model: &dyn Model, num_pieces: usize, sequence: bool| {
+        let plan = plan(&[(Axis::Tensor, num_pieces)], GatherAt::Step, sequence);
+        with_step(model, &fields(false), plan, |_| ()).unwrap_err().to_string()
+    };
+    let error = refused(&gpt(false), 3, false);
+    assert!(error.contains("mesh.tensor = 3 does not fit 4 heads"), "{error}");
+    assert!(error.contains("1, 2, 4 do"), "{error}");
+    let error = refused(&Decoder { num_kv_heads: 4, scan: false }, 8, false);
+    assert!(error.contains("mesh.tensor = 8 does not fit 4 heads"), "{error}");
+    let error = refused(&Gpt { num_heads: 16, width: 48, ..gpt(false) }, 48, true);
+    assert!(error.contains("set parallel.sequence = false"), "{error}");
+}
