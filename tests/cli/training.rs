@@ -327,8 +327,27 @@ fn sharded_state_goes_with_every_other_choice() {
             &[&small_gpt[..], &["model.scan_layers=true", "model.remat=true"]].concat(),
             None,
         ),
+        ("gpt-tensor", &small_gpt, None),
+        (
+            "gpt-tensor",
+            &[&small_gpt[..], &["mesh.tensor=3"]].concat(),
+            Some(
+                "mesh.tensor = 3, but model.name = \"gpt\": it must divide the 4 heads and the \
+                 hidden width of",
+            ),
+        ),
+        (
+            "digits",
+            &["mesh.tensor=2", "parallel.sequence=true"],
+            Some("parallel.sequence = true cuts the positions of tokens"),
+        ),
         // A group of batch norm on two batch shards, which differ along fsdp.
         ("resnet20-synthetic", &[&small_resnet[..], &["parallel.zero=3"]].concat(), None),
+        (
+            "resnet20-synthetic",
+            &[&small_resnet[..], &["mesh.tensor=2"]].concat(),
+            Some("mesh.tensor = 2, but model.name = \"resnet\": convolutions have too few"),
+        ),
         (
             "resnet20-synthetic",
             &[&small_resnet[..], &["parallel.zero=2", "model.batch_norm_group=12"]].concat(),

@@ -109,6 +109,39 @@ fn floats_of_another_width_are_converted() {
     assert!(error.contains("`w` is I32[1], but the model's is f32[1]"), "{error}");
 }
 
+/// Files of earlier versions, and those of Hugging Face's GPT-2, have queries, keys and values in
+/// one tensor, as rows or as columns.
+#[test]
+fn fused_parameters_are_read_in_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(FILE);
+    let numbers = |dims: &[usize], values: &[f32]| Literal::from_slice(dims, values);
+    let rows = numbers(&[6, 2], &[0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11.]);
+    let columns = numbers(&[2, 6], &[0., 2., 4., 6., 8., 10., 1., 3., 5., 7., 9., 11.]);
+    let bias = numbers(&[6], &[0., 1., 2., 3., 4., 5.]);
+    let spec = |dims: &[usize]| LeafSpec::replicated(DType::F32, dims);
+    let name = |part: &str, kind: &str| format!("blocks.0.attn.{part}.{kind}");
+    let specs: Tree<_> = ["query", "key", "value"]
+        .iter()
+        .flat_map(|part| [(name(part, "weight"), spec(&[2, 2])), (name(part, "bias"), spec(&[2]))])
+        .collect();
+    for (weight, names) in [
+        (rows, [name("qkv", "weight"), name("qkv", "bias")]),
+        (columns, ["weight", "bias"].map(|kind| format!("transformer.h.0.attn.c_attn.{kind}"))),
+    ] {
+        let tensors = names.clone().into_iter().zip([weight, bias.clone()]);
+        save(&path, &tensors.collect()).unwrap();
+        let found = load(&path, &specs).unwrap();
+        assert_eq!(found[&*name("query", "weight")].to_f64(), [0.0, 1.0, 2.0, 3.0], "{names:?}");
+        assert_eq!(found[&*name("key", "weight")].to_f64(), [4.0, 5.0, 6.0, 7.0], "{names:?}");
+        assert_eq!(found[&*name("value", "weight")].to_f64(), [8.0, 9.0, 10.0, 11.0], "{names:?}");
+        assert_eq!(found[&*name("value", "bias")].to_f64(), [4.0, 5.0], "{names:?}");
+        let piece = open(&path, &specs).unwrap();
+        let piece = piece.piece(&name("key", "weight"), &spec(&[2, 2]), &[1, 1], &[1, 1]).unwrap();
+        assert_eq!(piece.to_f64(), [7.0], "{names:?}");
+    }
+}
+
 /// A linear layer from 3 to 2 features in the layout of Hugging Face's GPT-2, `[in, out]`.
 fn of_gpt2() -> Tree<Literal> {
     let matrix = Literal::from_slice(&[3, 2], &[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]);

@@ -137,13 +137,16 @@ fn a_run_continues_on_any_mesh() {
     const SHARDED_2: &[&str] = &["mesh.fsdp=4", "parallel.zero=2", "train.num_microbatches=2"];
     const SCANNED: &[&str] = &["mesh.data=2", "model.scan_layers=true", "model.remat=true"];
     const SCANNED_3: &[&str] = &["mesh.fsdp=8", "parallel.zero=3", "model.scan_layers=true"];
+    const TENSOR: &[&str] = &["mesh.data=2", "mesh.tensor=2"];
+    const TENSOR_3: &[&str] =
+        &["mesh.fsdp=2", "mesh.tensor=2", "parallel.zero=3", "model.scan_layers=true"];
     let dir = tempfile::tempdir().unwrap();
     let (whole, _) = run(GPT, ONE, &dir.path().join("whole"), Resume::Never);
     let chains = [
         [ONE, HYBRID_3, DATA],
-        [SCANNED_3, ONE, SCANNED],
+        [SCANNED_3, TENSOR, SCANNED],
         [HYBRID_1, SCANNED_3, SHARDED_2],
-        [DATA, SCANNED, HYBRID_1],
+        [TENSOR_3, SCANNED, HYBRID_1],
     ];
     for (index, chain) in chains.iter().enumerate() {
         let out = dir.path().join(index.to_string());
@@ -364,6 +367,58 @@ fn only_the_blocks_that_are_needed_are_read() {
         other.contains("`rows` is u32[16, 2, 131072] there, but u32[4] in this run"),
         "{other}"
     );
+}
+
+/// Checkpoints of earlier versions have queries, keys and values in one leaf.
+#[test]
+fn parts_of_a_fused_leaf_are_read_as_leaves() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = |dims: &[usize]| LeafSpec::replicated(hlo::DType::F32, dims);
+    let stored = [
+        ("params.a.*.qkv.weight", spec(&[6, 4]).stacked(&[2])),
+        ("opt_state.mu.a.*.qkv.bias", spec(&[6]).stacked(&[2])),
+        ("params.b.qkv.weight", spec(&[6, 4])),
+    ];
+    let numbers = |spec: &LeafSpec| {
+        let numbers: Vec<_> = (0..spec.num_elements()).map(|i| i as f32).collect();
+        Literal::from_slice(&spec.dims, &numbers)
+    };
+    let leaves = stored.each_ref().map(|(path, spec)| HostLeaf {
+        path: (*path).to_owned(),
+        spec: spec.clone(),
+        pieces: vec![HostPiece { start: vec![0; spec.dims.len()], values: numbers(spec) }],
+    });
+    let path = checkpoint::save(&LocalDisk, dir.path(), &leaves, record(3)).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let part = |path: &str, part: &str| path.replace("qkv", part);
+    let declared = |spec: &LeafSpec| {
+        let mut spec = spec.clone();
+        spec.dims[spec.num_stacked] = 2;
+        spec
+    };
+    let parts = ["query", "key", "value"];
+    let all =
+        stored.iter().flat_map(|(path, spec)| parts.map(|name| (part(path, name), declared(spec))));
+    let all: Tree<_> = all.collect();
+    checkpoint.check_fits(&all).unwrap();
+    let read = |path: &str, start: &[usize], dims: &[usize]| {
+        checkpoint.read(path, &all[path], start, dims).unwrap().to_f64()
+    };
+    assert_eq!(read("params.a.*.key.weight", &[1, 0, 2], &[1, 2, 1]), [34.0, 38.0]);
+    assert_eq!(read("params.a.*.query.weight", &[0, 1, 0], &[2, 1, 2]), [4.0, 5.0, 28.0, 29.0]);
+    assert_eq!(read("opt_state.mu.a.*.value.bias", &[0, 0], &[2, 2]), [4.0, 5.0, 10.0, 11.0]);
+    assert_eq!(read("params.b.value.weight", &[1, 3], &[1, 1]), [23.0]);
+    // A row of a stack, and the leaf as it was saved.
+    let row = checkpoint.read("params.a.1.value.weight", &spec(&[2, 4]), &[0, 0], &[1, 4]);
+    assert_eq!(row.unwrap().to_f64(), [40.0, 41.0, 42.0, 43.0]);
+    assert_eq!(checkpoint.leaf("params.b.qkv.weight").unwrap(), numbers(&spec(&[6, 4])));
+    let without = all.iter().filter(|(path, _)| !path.starts_with("params.b"));
+    let without = without.map(|(path, spec)| (path.to_owned(), spec.clone())).collect();
+    let error = checkpoint.check_fits(&without).unwrap_err().to_string();
+    assert!(error.contains("`params.b.qkv.weight`, which this run does not have"), "{error}");
+    let other = checkpoint.read("params.b.key.weight", &spec(&[3, 4]), &[0, 0], &[1, 1]);
+    let error = other.unwrap_err().to_string();
+    assert!(error.contains("`params.b.key.weight` is f32[2, 4] there"), "{error}");
 }
 
 /// A bit that was flipped is named by whoever reads its block, and nobody else.
