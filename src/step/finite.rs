@@ -11,7 +11,7 @@
 
 use hlo::{DType, Reduction, Tensor, TensorType, Tracer, Tree};
 
-use super::{OPT_STATE, PARAMS};
+use super::Section;
 
 /// 1 plus the index of the first leaf of `next` with a value that is not finite, or 0 if all values
 /// are finite: an i32 scalar, the same on every replica.
@@ -21,7 +21,7 @@ use super::{OPT_STATE, PARAMS};
 pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>) -> Tensor<'g> {
     let mut groups: Vec<Group<'_, 'g>> = vec![];
     for (place, (path, leaf)) in next.iter().enumerate() {
-        let (parameter, ty) = (parameter(path), leaf.ty());
+        let (parameter, ty) = (Section::parameter(path).unwrap_or(path), leaf.ty());
         let group = groups.iter_mut().find(|g| g.parameter == parameter && g.ty == ty);
         match group {
             Some(group) => group.leaves.push((place, *leaf)),
@@ -82,13 +82,4 @@ pub fn recompute_if<'g>(
     let values: Vec<_> = next.values().copied().collect();
     let values = apply.tracer().recompute(&values, &replaced);
     next.paths().map(str::to_owned).zip(values).collect()
-}
-
-/// The parameter that a leaf of the state belongs to; the leaf's own path if there is none.
-fn parameter(path: &str) -> &str {
-    match path.split_once('.') {
-        Some((PARAMS, name)) => name,
-        Some((OPT_STATE, rest)) => rest.split_once('.').map_or(path, |(_, name)| name),
-        _ => path,
-    }
 }

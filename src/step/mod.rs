@@ -22,6 +22,7 @@ mod init;
 mod inputs;
 mod proof;
 mod repeat;
+mod section;
 mod signature;
 mod train;
 
@@ -37,10 +38,10 @@ pub use gather::trace_gather;
 pub use init::trace_init;
 pub use proof::trace_proof;
 pub use repeat::repeat_step;
+pub use section::Section;
 pub use signature::{
-    BATCH, COMM, FINGERPRINTS, GATHERED, LEARNING_RATE, MAX, METRICS_OUTPUT, MIN, MODEL_STATE,
-    NUM_SKIPPED, OPT_STATE, PARAMS, REPLICA_LOSS, Results, SCORES, SEED, STEP, SUMS, Signature,
-    SignatureError, WEIGHT, ema_path,
+    BATCH, FINGERPRINTS, GATHERED, LEARNING_RATE, MAX, METRICS_OUTPUT, MIN, NUM_SKIPPED,
+    REPLICA_LOSS, Results, SCORES, SEED, STEP, SUMS, Signature, SignatureError, WEIGHT, ema_path,
 };
 pub use train::{METRICS, trace_grad, trace_loss, trace_step};
 

@@ -2,6 +2,7 @@
 
 use hlo::Program;
 
+use super::Section;
 use crate::optim::EMA;
 
 /// Name of the input that holds the seed: u32 `[2]`, high word first.
@@ -11,16 +12,6 @@ pub const BATCH: &str = "batch.";
 /// Name of the input that holds the learning rate: f32 scalar, or `[steps]` in a program of several
 /// steps.
 pub const LEARNING_RATE: &str = "learning_rate";
-/// Prefix of the parameters' paths in the state.
-pub const PARAMS: &str = "params";
-/// Prefix of the model state's paths in the state: running means that training observes and
-/// evaluation uses.
-pub const MODEL_STATE: &str = "model_state";
-/// Prefix of the optimizer state's paths in the state.
-pub const OPT_STATE: &str = "opt_state";
-/// Prefix of the paths in the state of what the sums of gradients keep from step to step; see
-/// [`Synchronize`](crate::parallel::Synchronize).
-pub const COMM: &str = "comm";
 /// Path, in the state, of the number of steps taken: u32 scalar.
 pub const STEP: &str = "step";
 /// Path, in the state, of the number of updates skipped because a value was not finite: u32 scalar.
@@ -47,7 +38,7 @@ pub const GATHERED: &str = "gathered";
 
 /// Path, in the state, of the running mean of the parameter `name`, if the optimizer keeps one.
 pub fn ema_path(name: &str) -> String {
-    format!("{OPT_STATE}.{EMA}.{name}")
+    Section::OptState.path(format_args!("{EMA}.{name}"))
 }
 
 /// The names of a program's inputs and outputs, in order. Leaves of the state are passed as a

@@ -6,8 +6,8 @@ use super::accumulate::{Accumulate, Sequential, Sums};
 use super::finite::{first_nonfinite, recompute_if};
 use super::inputs::StepInputs;
 use super::{
-    COMM, DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, MODEL_STATE, NUM_SKIPPED, OPT_STATE, PARAMS,
-    REPLICA_LOSS, STEP, StepError, StepSpec,
+    DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED, REPLICA_LOSS, STEP, Section,
+    StepError, StepSpec,
 };
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
@@ -114,19 +114,19 @@ fn next_state<'g>(
 ) -> Tree<Tensor<'g>> {
     let params = inputs.params();
     let num_updates = inputs.step - inputs.num_skipped;
-    let specs = step.leaves().subtree(PARAMS);
+    let specs = Section::Params.leaves(step.leaves());
     let context = Context { params: params.clone(), specs, num_updates, learning_rate };
-    let mut opt_state = inputs.state.subtree(OPT_STATE);
+    let mut opt_state = Section::OptState.leaves(&inputs.state);
     let updates = step.spec.optimizer.update(gradients.mean.clone(), &mut opt_state, &context);
-    let mut next =
-        params.map(|path, param| apply_update(path, *param, updates[path])).prefixed(PARAMS);
-    let model_state = inputs.state.subtree(MODEL_STATE);
+    let params = params.map(|path, param| apply_update(path, *param, updates[path]));
+    let mut next = Section::Params.paths(params);
+    let model_state = Section::ModelState.leaves(&inputs.state);
     let model_state = model_state.map(|path, before| {
         *before + (gradients.observed[path] - *before) * step.running_means[path].momentum
     });
-    next.extend(model_state.prefixed(MODEL_STATE));
-    next.extend(opt_state.prefixed(OPT_STATE));
-    next.extend(gradients.comm.clone().prefixed(COMM));
+    next.extend(Section::ModelState.paths(model_state));
+    next.extend(Section::OptState.paths(opt_state));
+    next.extend(Section::Comm.paths(gradients.comm.clone()));
     next
 }
 
@@ -136,8 +136,8 @@ fn apply_update<'g>(path: &str, param: Tensor<'g>, update: Tensor<'g>) -> Tensor
     let excess = update.varying().minus(param.varying());
     if !excess.is_empty() {
         let message = format!(
-            "`{PARAMS}.{path}` would lose lockstep: its update may differ between replicas over \
-             {excess}"
+            "`{}` would lose lockstep: its update may differ between replicas over {excess}",
+            Section::Params.path(path)
         );
         update.reject("update", message);
     }
@@ -145,7 +145,7 @@ fn apply_update<'g>(path: &str, param: Tensor<'g>, update: Tensor<'g>) -> Tensor
 }
 
 fn without_optimizer(types: &Tree<TensorType>) -> Tree<TensorType> {
-    let is_kept = |path: &&str| !path.starts_with(OPT_STATE);
+    let is_kept = |path: &&str| !matches!(Section::of(path), Some((Section::OptState, _)));
     types.paths().filter(is_kept).map(|path| (path.to_owned(), types[path].clone())).collect()
 }
 
@@ -199,7 +199,7 @@ fn sum_gradients<'g>(
     gradients: Vec<Tensor<'g>>,
 ) -> (Tree<Tensor<'g>>, Tree<Tensor<'g>>) {
     let spec = &step.spec;
-    let (params, comm) = (inputs.params(), inputs.state.subtree(COMM));
+    let (params, comm) = (inputs.params(), Section::Comm.leaves(&inputs.state));
     let (mut totals, mut next_comm) = (vec![], comm.clone());
     // In the order in which a backward pass finds them.
     let with_gradients: Vec<_> = params.iter().zip(gradients).collect();
@@ -227,7 +227,7 @@ fn observed_everywhere<'g>(
     inputs: &StepInputs<'g>,
     sums: &[Tensor<'g>],
 ) -> Tree<Tensor<'g>> {
-    let paths = inputs.state.subtree(MODEL_STATE);
+    let paths = Section::ModelState.leaves(&inputs.state);
     let Some(first) = sums.first() else { return Tree::new() };
     let axes = spec.plan.batch_axes();
     let sums: Vec<_> = sums.iter().map(|sum| sum.vary(axes)).collect();

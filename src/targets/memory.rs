@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::worker::Answer;
 use super::{Chip, Family};
 use crate::pjrt::CompiledMemory;
-use crate::step::{MODEL_STATE, OPT_STATE, PARAMS};
+use crate::step::Section;
 
 /// Memory of one device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -37,17 +37,15 @@ pub(super) const GPU_MEMORY_FRACTION: f64 = 0.75;
 impl Memory {
     /// The part that is known from the state's types before compiling.
     pub(super) fn of_state(state: &Tree<TensorType>, chip: &Chip, gpu_fraction: f64) -> Self {
-        let bytes = |prefixes: &[&str]| -> u64 {
-            let of = |path: &str| {
-                prefixes.iter().any(|prefix| {
-                    path.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
-                })
+        let bytes = |sections: &[Section]| -> u64 {
+            let is_in = |path: &str| {
+                Section::of(path).is_some_and(|(section, _)| sections.contains(&section))
             };
-            state.iter().filter(|(path, _)| of(path)).map(|(_, ty)| ty.num_bytes() as u64).sum()
+            state.iter().filter(|(path, _)| is_in(path)).map(|(_, ty)| ty.num_bytes() as u64).sum()
         };
         Self {
-            parameters_bytes: bytes(&[PARAMS, MODEL_STATE]),
-            optimizer_bytes: bytes(&[OPT_STATE]),
+            parameters_bytes: bytes(&[Section::Params, Section::ModelState]),
+            optimizer_bytes: bytes(&[Section::OptState, Section::Comm]),
             limit_bytes: limit(chip, gpu_fraction),
             device_bytes: chip.memory_bytes,
             ..Self::default()

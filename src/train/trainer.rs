@@ -22,8 +22,7 @@ use crate::observe::StartupSpans;
 use crate::pjrt::{Arg, Buffers, Client, Completion, Placement};
 use crate::state::State;
 use crate::step::{
-    BATCH, LEARNING_RATE, METRICS, METRICS_OUTPUT, MODEL_STATE, PARAMS, REPLICA_LOSS, SEED,
-    ema_path,
+    BATCH, LEARNING_RATE, METRICS, METRICS_OUTPUT, REPLICA_LOSS, SEED, Section, ema_path,
 };
 
 /// The batches of a launch, on their way to the devices: the step's `batch.*` inputs by name.
@@ -175,7 +174,7 @@ impl Trainer {
                 None => {}
             }
             let paths =
-                [format!("{PARAMS}.{name}"), ema_path(name), format!("{MODEL_STATE}.{name}")];
+                [Section::Params.path(name), ema_path(name), Section::ModelState.path(name)];
             for path in paths {
                 if self.state.specs().get(&path).is_some() {
                     let piece = |start: &[usize], dims: &[usize]| {
@@ -233,7 +232,7 @@ impl Trainer {
 
     /// Number of elements in the model's parameters.
     pub fn num_params(&self) -> u64 {
-        let specs = self.state.specs().subtree(PARAMS);
+        let specs = Section::Params.leaves(self.state.specs());
         specs.values().map(|leaf| leaf.num_elements() as u64).sum()
     }
 

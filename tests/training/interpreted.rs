@@ -138,8 +138,8 @@ fn train(model: &str, sets: &[&str]) -> Trained {
     });
     let losses = losses.collect();
     let whole = |path: &str, leaf: &LeafSpec| join(leaf, &mesh, &values[path]);
-    let specs = declared.leaves().subtree(step::PARAMS);
-    let params = specs.map(|path, leaf| whole(&format!("{}.{path}", step::PARAMS), leaf));
+    let specs = step::Section::Params.leaves(declared.leaves());
+    let params = specs.map(|path, leaf| whole(&step::Section::Params.path(path), leaf));
     // Stacks of scanned blocks as the rows that files hold.
     Trained { losses, params: split_rows(&specs, params) }
 }

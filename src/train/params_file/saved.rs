@@ -12,7 +12,7 @@ use super::read::{StoredTensor, Tensors, files_of_index, tensors};
 use super::{Error, FILE};
 use crate::checkpoint::{Checkpoint, CheckpointDir, Location, Manifest};
 use crate::config::read_regular;
-use crate::step::{MODEL_STATE, PARAMS, ema_path};
+use crate::step::{Section, ema_path};
 use crate::train::ModelValues;
 use crate::train::checkpoint_place::{checkpoints_of_run, warn_of_incomplete};
 use crate::train::run_dir::{CONFIG_FILE, MAX_CONFIG, summary_in};
@@ -264,8 +264,8 @@ impl fmt::Display for SavedModel {
         match self {
             Self::Checkpoint(checkpoint) => {
                 let has_means = checkpoint.specs().paths().any(|path| {
-                    let name = path.strip_prefix(PARAMS).and_then(|rest| rest.strip_prefix('.'));
-                    name.is_some_and(|name| checkpoint.specs().get(&ema_path(name)).is_some())
+                    let has_mean = |name| checkpoint.specs().get(&ema_path(name)).is_some();
+                    matches!(Section::of(path), Some((Section::Params, name)) if has_mean(name))
                 });
                 let means = if has_means { ", running means of the parameters" } else { "" };
                 write!(f, " (after {}{means})", counted(checkpoint.run().step, "step"))
@@ -281,12 +281,13 @@ impl fmt::Display for SavedModel {
 fn leaves_of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Tree<(String, &LeafSpec)> {
     let mut leaves = Tree::new();
     for (path, spec) in checkpoint.specs().iter() {
-        let Some((kind, name)) = path.split_once('.') else { continue };
-        if ![PARAMS, MODEL_STATE].contains(&kind) {
+        let Some((section @ (Section::Params | Section::ModelState), name)) = Section::of(path)
+        else {
             continue;
-        }
+        };
         let mean = ema_path(name);
-        let is_mean = kind == PARAMS && means && checkpoint.specs().get(&mean).is_some();
+        let is_mean =
+            section == Section::Params && means && checkpoint.specs().get(&mean).is_some();
         leaves.insert(name, (if is_mean { mean } else { path.to_owned() }, spec));
     }
     leaves

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hlo::{Axis, AxisSet, LeafSpec, Literal, Sharding};
+use hlo::{Axis, AxisSet, LeafSpec, Literal, Sharding, Tree};
 use lockstep::checkpoint::{
     self, Checkpoint, CheckpointDir, CheckpointSource, Disk, HostLeaf, HostPiece, LocalDisk,
     LocalSource, RunRecord, SourceFile,
