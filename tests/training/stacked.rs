@@ -281,7 +281,7 @@ fn a_forward_pass_takes_the_values_of_a_file() {
     let (leaves, num_inputs, expected) = logits("model.scan_layers=false");
     let (scanned_leaves, num_scanned_inputs, got) = logits(SCAN);
     assert_eq!(leaves, scanned_leaves);
-    assert_eq!(num_inputs - num_scanned_inputs, 2 * 12, "12 parameters of 3 blocks");
+    assert_eq!(num_inputs - num_scanned_inputs, 2 * 16, "16 parameters of 3 blocks");
     assert!(got.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-12));
 }
 
