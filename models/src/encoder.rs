@@ -20,7 +20,8 @@ use crate::layers::{
 use crate::loss::vocabulary_cross_entropy;
 use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_transformer};
 use crate::{
-    Batch, Counterpart, Initializer, Loss, Misfit, Model, Objective, Scope, Stack, stack_with,
+    Batch, Counterpart, Embedded, Initializer, Loss, Misfit, Model, Objective, Pipelined, Scope,
+    Stack,
 };
 
 /// Standard deviation of the weights at the start.
@@ -321,71 +322,16 @@ pub struct Encoder {
 pub(crate) const NUM_SEGMENTS: usize = 2;
 
 impl Encoder {
-    /// The last hidden states `[b * t, width]` of tokens, all integers `[b, t]`: `mask_bt` is 0 for
-    /// padding, which no other position attends to. DistilBERT does not use `segments_bt`. Also
-    /// returns the table of the embedding. With sequence parallelism these are the replica's rows.
-    #[track_caller]
-    pub fn hidden<'g>(
-        &self,
-        scope: &Scope<'g>,
-        ids_bt: Tensor<'g>,
-        segments_bt: impl FnOnce() -> Tensor<'g>,
-        mask_bt: Tensor<'g>,
-    ) -> (Tensor<'g>, Embedding<'g>) {
-        let [batch, t] = ids_bt.dims();
-        if t > self.context {
-            let message = format!("{t} positions are more than the context of {}", self.context);
-            ids_bt.reject("encoder", message);
-        }
-        let embed = scope.at("embed");
-        let table = embedding(&embed, self.vocabulary, self.width, WEIGHTS);
-        let position = scope.at("position").varying();
-        let positions = position.param("weight", &[self.context, self.width], WEIGHTS);
-        let position_td = scope.once(positions.slice_dim(0, 0, t.min(self.context)));
-        let mut x_btw = table.embed(ids_bt);
-        x_btw = x_btw + position_td.broadcast_like(x_btw, &[1, 2]);
-        if self.family == EncoderFamily::Bert {
-            let segments = embedding(&scope.at("segment"), NUM_SEGMENTS, self.width, WEIGHTS);
-            x_btw = x_btw + segments.embed(segments_bt());
-        }
-        let x_nw = scope.leave(x_btw.reshape(&[batch * t, self.width]));
-        let x_nw = layer_norm_with(&embed.at("norm"), x_nw, EPSILON);
-        let x_nw = dropout(&embed, x_nw, self.dropout);
-        let how = Stack { num_blocks: self.num_layers, scan: self.scan_layers, remat: self.remat };
-        let Self { num_heads, num_hidden, dropout: rate, .. } = *self;
-        let parts = Attention {
-            num_positions: t,
-            num_heads,
-            num_kv_heads: num_heads,
-            causal: false,
-            qk_norm: None,
-            rotary: None,
-            dropout: self.attention_dropout,
-            qkv: WEIGHTS,
-            out: WEIGHTS,
-        };
-        let x_nw = stack_with(&scope.at("blocks"), x_nw, &[mask_bt], how, |scope, x_nw, given| {
-            let attn = scope.at("attn");
-            let added_nw = attention(&attn, x_nw, Some(given[0]), parts);
-            let x_nw = x_nw + dropout(&attn, added_nw, rate);
-            let x_nw = layer_norm_with(&scope.at("norm1"), x_nw, EPSILON).fusion_barrier();
-            let mlp = scope.at("mlp");
-            let hidden_nh = column_linear(&mlp.at("up"), scope.enter(x_nw), num_hidden, WEIGHTS);
-            let hidden_nh = gelu_exact(hidden_nh);
-            let added_nw = row_linear(&mlp.at("down"), hidden_nh, x_nw.dim(1), WEIGHTS);
-            let x_nw = x_nw + dropout(&mlp, added_nw, rate);
-            layer_norm_with(&scope.at("norm2"), x_nw, EPSILON).fusion_barrier()
-        });
-        (x_nw, table)
-    }
-
     /// The head's scores: of classes `[b, c]`, or of the vocabulary `[b * t, v]`, of which each
     /// replica along `tensor` has the columns of its own entries.
     #[track_caller]
     pub fn logits<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Tensor<'g> {
-        let (ids_bt, mask_bt) = (batch.field("x"), batch.field("mask"));
-        let [num_examples, t] = ids_bt.dims();
-        let (x_nw, table) = self.hidden(scope, ids_bt, || batch.field("segments"), mask_bt);
+        self.head_logits(scope, &self.through_blocks(scope, batch))
+    }
+
+    #[track_caller]
+    fn head_logits<'g>(&self, scope: &Scope<'g>, last: &Embedded<'g>) -> Tensor<'g> {
+        let x_nw = last.x;
         if self.head == Head::MaskedLm {
             let transform = scope.at("transform");
             let x_nw = gelu_exact(linear_between(&transform, x_nw, self.width, WEIGHTS));
@@ -393,10 +339,13 @@ impl Encoder {
             let of_piece = scope.at("vocabulary").of_vocabulary(self.vocabulary);
             let bias_v = of_piece.param("bias", &[self.vocabulary], Initializer::Zeros);
             let bias_v = scope.own_entries(bias_v, self.vocabulary);
+            let table = Embedding::of_tied(scope, last.tied[0]);
             let logits_nv = table.logits(scope.enter(x_nw));
             return logits_nv + bias_v.broadcast_like(logits_nv, &[1]);
         }
-        let x_btw = scope.all_rows(x_nw).reshape(&[num_examples, t, self.width]);
+        let x_nw = scope.all_rows(x_nw);
+        let num_examples = x_nw.dim(0) / last.num_positions.max(1);
+        let x_btw = x_nw.reshape(&[num_examples, last.num_positions, self.width]);
         let first_bw = x_btw.slice_dim(1, 0, 1).reshape(&[num_examples, self.width]);
         let pooled_bw = match self.family {
             EncoderFamily::Bert => {
@@ -412,11 +361,73 @@ impl Encoder {
     }
 }
 
-impl Model for Encoder {
-    /// The objective's loss of the labels `y`; or the cross-entropy of tokens at the positions to
-    /// predict (`y` integer `[b, t]`), negative elsewhere.
-    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
-        let logits = self.logits(scope, batch);
+impl Pipelined for Encoder {
+    fn stack(&self) -> Stack {
+        Stack { num_blocks: self.num_layers, scan: self.scan_layers, remat: self.remat }
+    }
+
+    /// Tokens `x`, integers `[b, t]`; BERT's `segments`; and `mask`, 0 for padding, which no other
+    /// position attends to.
+    #[track_caller]
+    fn embed<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Embedded<'g> {
+        let ids_bt = batch.field("x");
+        let [b, t] = ids_bt.dims();
+        if t > self.context {
+            let message = format!("{t} positions are more than the context of {}", self.context);
+            ids_bt.reject("encoder", message);
+        }
+        let embed = scope.at("embed");
+        let table = embedding(&embed, self.vocabulary, self.width, WEIGHTS);
+        let position = scope.at("position").varying();
+        let positions = position.param("weight", &[self.context, self.width], WEIGHTS);
+        let position_td = scope.once(positions.slice_dim(0, 0, t.min(self.context)));
+        let mut x_btw = table.embed(ids_bt);
+        x_btw = x_btw + position_td.broadcast_like(x_btw, &[1, 2]);
+        if self.family == EncoderFamily::Bert {
+            let segments = embedding(&scope.at("segment"), NUM_SEGMENTS, self.width, WEIGHTS);
+            x_btw = x_btw + segments.embed(batch.field("segments"));
+        }
+        let x_nw = scope.leave(x_btw.reshape(&[b * t, self.width]));
+        let x_nw = layer_norm_with(&embed.at("norm"), x_nw, EPSILON);
+        let x = dropout(&embed, x_nw, self.dropout);
+        let (given, tied) = (vec![batch.field("mask")], vec![table.tied()]);
+        Embedded { x, given, tied, num_positions: t }
+    }
+
+    #[track_caller]
+    fn block<'g>(
+        &self,
+        scope: &Scope<'g>,
+        x_nw: Tensor<'g>,
+        given: &[Tensor<'g>],
+        num_positions: usize,
+    ) -> Tensor<'g> {
+        let Self { num_heads, num_hidden, dropout: rate, .. } = *self;
+        let parts = Attention {
+            num_positions,
+            num_heads,
+            num_kv_heads: num_heads,
+            causal: false,
+            qk_norm: None,
+            rotary: None,
+            dropout: self.attention_dropout,
+            qkv: WEIGHTS,
+            out: WEIGHTS,
+        };
+        let attn = scope.at("attn");
+        let added_nw = attention(&attn, x_nw, Some(given[0]), parts);
+        let x_nw = x_nw + dropout(&attn, added_nw, rate);
+        let x_nw = layer_norm_with(&scope.at("norm1"), x_nw, EPSILON).fusion_barrier();
+        let mlp = scope.at("mlp");
+        let hidden_nh = column_linear(&mlp.at("up"), scope.enter(x_nw), num_hidden, WEIGHTS);
+        let added_nw = row_linear(&mlp.at("down"), gelu_exact(hidden_nh), x_nw.dim(1), WEIGHTS);
+        let x_nw = x_nw + dropout(&mlp, added_nw, rate);
+        layer_norm_with(&scope.at("norm2"), x_nw, EPSILON).fusion_barrier()
+    }
+
+    #[track_caller]
+    fn head<'g>(&self, scope: &Scope<'g>, last: &Embedded<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        let logits = self.head_logits(scope, last);
         match self.head {
             Head::Classification => {
                 let loss = self.objective.loss(scope, logits, batch, 0.0);
@@ -433,6 +444,18 @@ impl Model for Encoder {
                 vocabulary_cross_entropy(scope, logits, y_n, weight_n, self.vocabulary)
             }
         }
+    }
+}
+
+impl Model for Encoder {
+    /// The objective's loss of the labels `y`; or the cross-entropy of tokens at the positions to
+    /// predict (`y` integer `[b, t]`), negative elsewhere.
+    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        self.run(scope, batch)
+    }
+
+    fn pipelined(&self) -> Option<&dyn Pipelined> {
+        Some(self)
     }
 
     fn scores<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Option<Tensor<'g>> {

@@ -11,16 +11,22 @@ use hlo::{DType, Tensor, TensorType};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::layers::{Attention, attention, dropout, embedding, feed_forward, layer_norm};
+use crate::layers::{
+    Attention, Embedding, attention, dropout, embedding, feed_forward, layer_norm,
+};
 use crate::loss::vocabulary_cross_entropy;
 use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_transformer};
-use crate::{Batch, Counterpart, Initializer, Loss, Misfit, Model, Objective, Scope, Stack, stack};
+use crate::{
+    Batch, Counterpart, Embedded, Initializer, Loss, Misfit, Model, Objective, Pipelined, Scope,
+    Stack,
+};
 
 /// The width of the hidden layers, in widths of the residual stream.
 const HIDDEN_FACTOR: usize = 4;
 
 /// Standard deviation of the weights at the start.
 const STD: f64 = 0.02;
+const WEIGHTS: Initializer = Initializer::Normal { std: STD };
 
 /// Published sizes, and a small one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -225,47 +231,83 @@ impl Gpt {
     /// mesh with the axis `tensor` each replica has the columns of its own entries.
     #[track_caller]
     pub fn logits<'g>(&self, scope: &Scope<'g>, ids_bt: Tensor<'g>) -> Tensor<'g> {
-        let [batch, t] = ids_bt.dims();
+        let weight = ids_bt.tracer().full(DType::F32, &[ids_bt.dim(0)], 1.0);
+        let fields = [("x".to_owned(), ids_bt)].into_iter().collect();
+        self.head_logits(scope, &self.through_blocks(scope, &Batch { fields, weight }))
+    }
+
+    #[track_caller]
+    fn head_logits<'g>(&self, scope: &Scope<'g>, last: &Embedded<'g>) -> Tensor<'g> {
+        let normal_nd = layer_norm(&scope.at("norm"), last.x);
+        Embedding::of_tied(scope, last.tied[0]).logits(scope.enter(normal_nd))
+    }
+}
+
+impl Pipelined for Gpt {
+    fn stack(&self) -> Stack {
+        Stack { num_blocks: self.num_layers, scan: self.scan_layers, remat: self.remat }
+    }
+
+    #[track_caller]
+    fn embed<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Embedded<'g> {
+        let ids_bt = batch.field("x");
+        let [b, t] = ids_bt.dims();
         if t > self.context {
             let message = format!("{t} positions are more than the context of {}", self.context);
             ids_bt.reject("gpt", message);
         }
-        let weights = Initializer::Normal { std: STD };
-        // Each block writes to the residual stream twice.
-        let to_residual = Initializer::Normal { std: STD / (2.0 * self.num_layers as f64).sqrt() };
-        let table = embedding(&scope.at("embed"), self.vocabulary, self.width, weights);
+        let table = embedding(&scope.at("embed"), self.vocabulary, self.width, WEIGHTS);
         let position = scope.at("position").varying();
-        let positions = position.param("weight", &[self.context, self.width], weights);
+        let positions = position.param("weight", &[self.context, self.width], WEIGHTS);
         let position_td = scope.once(positions.slice_dim(0, 0, t.min(self.context)));
 
         let x_btd = table.embed(ids_bt);
         let x_btd = x_btd + position_td.broadcast_like(x_btd, &[1, 2]);
-        let x_nd = scope.leave(x_btd.reshape(&[batch * t, self.width]));
+        let x_nd = scope.leave(x_btd.reshape(&[b * t, self.width]));
+        let x = dropout(&scope.at("embed"), x_nd, self.dropout);
+        Embedded { x, given: vec![], tied: vec![table.tied()], num_positions: t }
+    }
+
+    #[track_caller]
+    fn block<'g>(
+        &self,
+        scope: &Scope<'g>,
+        x_nd: Tensor<'g>,
+        _given: &[Tensor<'g>],
+        num_positions: usize,
+    ) -> Tensor<'g> {
         let rate = self.dropout;
-        let x_nd = dropout(&scope.at("embed"), x_nd, rate);
+        // Each block writes to the residual stream twice.
+        let to_residual = Initializer::Normal { std: STD / (2.0 * self.num_layers as f64).sqrt() };
         let parts = Attention {
-            num_positions: t,
+            num_positions,
             num_heads: self.num_heads,
             num_kv_heads: self.num_heads,
             causal: true,
             qk_norm: None,
             rotary: None,
             dropout: rate,
-            qkv: weights,
+            qkv: WEIGHTS,
             out: to_residual,
         };
-        let how = Stack { num_blocks: self.num_layers, scan: self.scan_layers, remat: self.remat };
         let num_hidden = HIDDEN_FACTOR * self.width;
-        let x_nd = stack(&scope.at("blocks"), x_nd, how, |scope, x_nd| {
-            let normal_nd = layer_norm(&scope.at("norm1"), x_nd);
-            let added_nd = attention(&scope.at("attn"), normal_nd, None, parts);
-            let x_nd = (x_nd + dropout(&scope.at("attn"), added_nd, rate)).fusion_barrier();
-            let normal_nd = layer_norm(&scope.at("norm2"), x_nd);
-            let scope = scope.at("mlp");
-            let added_nd = feed_forward(&scope, normal_nd, num_hidden, weights, to_residual);
-            (x_nd + dropout(&scope, added_nd, rate)).fusion_barrier()
-        });
-        table.logits(scope.enter(layer_norm(&scope.at("norm"), x_nd)))
+        let normal_nd = layer_norm(&scope.at("norm1"), x_nd);
+        let added_nd = attention(&scope.at("attn"), normal_nd, None, parts);
+        let x_nd = (x_nd + dropout(&scope.at("attn"), added_nd, rate)).fusion_barrier();
+        let normal_nd = layer_norm(&scope.at("norm2"), x_nd);
+        let scope = scope.at("mlp");
+        let added_nd = feed_forward(&scope, normal_nd, num_hidden, WEIGHTS, to_residual);
+        (x_nd + dropout(&scope, added_nd, rate)).fusion_barrier()
+    }
+
+    #[track_caller]
+    fn head<'g>(&self, scope: &Scope<'g>, last: &Embedded<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        let logits_nv = self.head_logits(scope, last);
+        let y_bt = batch.field("y");
+        let num_tokens = y_bt.ty().num_elements();
+        let weight_n = batch.weight.broadcast_in_dim(&y_bt.shape(), &[0]).reshape(&[num_tokens]);
+        let y_n = y_bt.reshape(&[num_tokens]);
+        vocabulary_cross_entropy(scope, logits_nv, y_n, weight_n, self.vocabulary)
     }
 }
 
@@ -273,12 +315,11 @@ impl Model for Gpt {
     /// Cross-entropy of the next tokens `y` (integer `[b, t]`) after the tokens `x` (integer
     /// `[b, t]`). Each token has its example's weight, so the loss is a mean over tokens.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
-        let (x_bt, y_bt) = (batch.field("x"), batch.field("y"));
-        let num_tokens = y_bt.ty().num_elements();
-        let logits_nv = self.logits(scope, x_bt);
-        let weight_n = batch.weight.broadcast_in_dim(&y_bt.shape(), &[0]).reshape(&[num_tokens]);
-        let y_n = y_bt.reshape(&[num_tokens]);
-        vocabulary_cross_entropy(scope, logits_nv, y_n, weight_n, self.vocabulary)
+        self.run(scope, batch)
+    }
+
+    fn pipelined(&self) -> Option<&dyn Pipelined> {
+        Some(self)
     }
 
     fn check_example(&self, dtype: DType, dims: &[usize], classes: usize) -> Result<(), Misfit> {

@@ -17,6 +17,7 @@ pub mod mlp;
 mod model_keys;
 mod objective;
 mod parameter;
+mod pipelined;
 pub mod resnet;
 mod scope;
 mod stack;
@@ -30,6 +31,7 @@ pub use loss::{Batch, Loss, Tally};
 pub use model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 pub use objective::{LossFunction, Objective, ValueScale};
 pub use parameter::{Initializer, Parameter, Precision, RunningMean, TensorUse};
+pub use pipelined::{Embedded, Pipelined};
 pub use scope::{AttentionKernels, LayerOptions, ParamUse, Scope, Training};
 pub use stack::{Stack, stack, stack_with};
 
@@ -39,6 +41,11 @@ pub use stack::{Stack, stack, stack_with};
 pub trait Model {
     /// The loss of the examples in `batch`.
     fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g>;
+
+    /// The model as equal blocks, if it is made of them.
+    fn pipelined(&self) -> Option<&dyn Pipelined> {
+        None
+    }
 
     /// What the model predicts for the examples in `batch`, float `[b, num_outputs]`, in evaluation
     /// mode: the scores of each class or label, or values; see [`Objective::scores`]. `None` if its

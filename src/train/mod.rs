@@ -63,6 +63,7 @@ pub use objective::build_model;
 pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
 pub use report::{
     describe_batch, describe_classes, describe_synchronisation, list_collectives, list_sharding,
+    warn_of_distant_layers,
 };
 pub use resume::Resume;
 pub use run::Run;
@@ -184,6 +185,9 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         processes.say(&classes);
     }
     processes.say(&describe_synchronisation(&trainer, &run.plan));
+    if let Some(warning) = warn_of_distant_layers(&trainer, &run.plan) {
+        processes.say(&format!("warning: {warning}"));
+    }
     if options.out.is_none() {
         processes.say("the model will not be saved; --out DIR saves it");
     }

@@ -141,6 +141,25 @@ fn describe_cut(plan: &ParallelPlan) -> Option<String> {
     })
 }
 
+/// A warning if replicas that compute a layer together are in several processes.
+pub fn warn_of_distant_layers(trainer: &Trainer, plan: &ParallelPlan) -> Option<String> {
+    let num_replicas = plan.mesh.size(Axis::Tensor);
+    let num_here = trainer.num_addressable();
+    if num_here.is_multiple_of(num_replicas) {
+        return None;
+    }
+    let sent = total_collectives(trainer.step_graph());
+    let sent = sent.iter().filter(|total| total.axes == Axis::Tensor.into());
+    let sent: u64 = sent.map(|total| total.sent_bytes).sum();
+    Some(format!(
+        "mesh.tensor = {num_replicas}, but a process has {}: replicas that compute a layer together \
+         wait for the links between processes, over which each sends {} per step; mesh.tensor \
+         belongs inside a host, mesh.data and mesh.fsdp between hosts",
+        counted(num_here, "replica"),
+        human_bytes(sent as usize),
+    ))
+}
+
 /// The reductions in a step of replicated state.
 fn describe_all_reduces(step: &Graph) -> String {
     let collectives = hlo::communication(step);

@@ -230,6 +230,11 @@ impl Trainer {
         later.try_for_each(|program| program.get().map(drop))
     }
 
+    /// Number of the mesh's replicas that this process has.
+    pub fn num_addressable(&self) -> usize {
+        self.programs.init.executable.placement().num_addressable()
+    }
+
     /// Number of elements in the model's parameters.
     pub fn num_params(&self) -> u64 {
         let specs = Section::Params.leaves(self.state.specs());

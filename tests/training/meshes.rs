@@ -436,6 +436,25 @@ fn a_flipped_bit_in_a_shard_is_found() {
     }
 }
 
+/// Replicas along `tensor` have other pieces of most leaves, and all of the others.
+#[test]
+fn a_flipped_bit_in_a_leaf_that_is_not_cut_is_found() {
+    let case = Case { num_steps: 1, ..GPTS[0] };
+    let mut trainer = train(&case, Mesh { data: 1, ..MESHES[8] }).trainer;
+    let path = "params.blocks.1.norm2.weight";
+    let leaf = trainer.state().get(path).unwrap();
+    let mut values: Vec<_> = (0..2).map(|replica| leaf.read(replica).unwrap()).collect();
+    values[1].bytes_mut()[3] ^= 1;
+    let values: Vec<_> = values.into_iter().map(Arc::new).collect();
+    trainer.state_mut().replace(path, &values).unwrap();
+    match trainer.prove_lockstep().unwrap_err() {
+        Error::LockstepLost { leaf, replicas, .. } => {
+            assert_eq!((&*leaf, &*replicas), (path, "{0} against {1}"));
+        }
+        other => panic!("{other}"),
+    }
+}
+
 /// A value in one shard that makes the next state of that shard infinite keeps every replica from
 /// updating, although loss and gradients are finite on all of them.
 #[test]

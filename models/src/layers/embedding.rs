@@ -44,6 +44,16 @@ pub fn embedding<'g>(
 }
 
 impl<'g> Embedding<'g> {
+    /// The table that [`Self::tied`] returned.
+    pub fn of_tied(scope: &Scope<'g>, table_vd: Tensor<'g>) -> Self {
+        Self { scope: scope.clone(), table_vd }
+    }
+
+    /// The parameter, for a head that uses it too.
+    pub fn tied(&self) -> Tensor<'g> {
+        self.table_vd
+    }
+
     /// The vectors of ids: `[..] -> [.., d]`. Ids are clamped to the vocabulary. In a region: zeros
     /// for entries of other replicas, so that [`Scope::leave`] completes the vectors.
     #[must_use]
