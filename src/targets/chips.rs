@@ -206,8 +206,8 @@ const V5E_STEPS: Calibration = fitted("v5e", 0.81, 9, 0.06);
 const V5P_STEPS: Calibration = fitted("v5p", 0.74, 3, 0.06);
 const V6E_STEPS: Calibration = fitted("v6e", 0.62, 5, 0.11);
 const TPU7X_STEPS: Calibration = fitted("tpu7x", 0.74, 3, 0.01);
-const A100_STEPS: Calibration = fitted("a100", 0.71, 28, 0.08);
-const H100_STEPS: Calibration = fitted("h100", 0.56, 23, 0.09);
+const A100_STEPS: Calibration = fitted("a100", 0.73, 28, 0.08);
+const H100_STEPS: Calibration = fitted("h100", 0.57, 23, 0.10);
 
 /// Every chip.
 pub const CHIPS: &[Chip] = &[
