@@ -65,13 +65,13 @@ impl Sink for Jsonl {
             RunEvent::Launch(launch) => {
                 for step in &launch.steps {
                     self.write_held();
-                    self.held = Some(Line { step: *step, eval: None });
+                    self.held = Some(Line { step: step.clone(), eval: None });
                 }
                 if !launch.is_evaluated {
                     self.write_held();
                 }
             }
-            RunEvent::Evaluated(found) => {
+            RunEvent::Evaluated { eval: found, .. } => {
                 match (&mut self.held, &self.writer) {
                     (Some(held), _) => held.eval = Some(found.eval.clone()),
                     // The run was stopped before this evaluation, and continues with it.
@@ -379,7 +379,11 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::observe::{LaunchMetrics, RunInfo, RunProgress};
+    use crate::observe::{LaunchMetrics, Metric, RunInfo, RunProgress};
+
+    static LOSS: Metric = Metric::number(Metric::LOSS);
+    static COUNT: Metric = Metric::count("num_dropped");
+    static UNWRITTEN: Metric = Metric::number("weight").unwritten();
 
     fn lines(dir: &Path) -> Vec<Value> {
         let text = fs::read_to_string(dir.join(Jsonl::FILE)).unwrap();
@@ -408,7 +412,8 @@ mod tests {
         let mut sink = started(dir.path());
         for step in 0..100 {
             let loss = if step == 50 { f64::INFINITY } else { 0.5 };
-            let metrics = StepMetrics { step, loss, lr: 1e-3, ..StepMetrics::default() };
+            let values = [(&LOSS, loss), (&COUNT, 7.0), (&UNWRITTEN, 1.0)].into_iter().collect();
+            let metrics = StepMetrics { step, values };
             sink.event(&launch(&[metrics], step == 99));
         }
         let eval = EvalResult {
@@ -416,7 +421,8 @@ mod tests {
             metrics: [("accuracy", 0.75)].into(),
             ..EvalResult::default()
         };
-        sink.event(&RunEvent::Evaluated(StepEval { step: 99, eval }));
+        let eval = StepEval { step: 99, eval };
+        sink.event(&RunEvent::Evaluated { eval, is_best: true });
         sink.flush().unwrap();
         let lines = lines(dir.path());
         assert_eq!(lines.len(), 100);
@@ -424,9 +430,9 @@ mod tests {
         assert!(lines[50]["loss"].is_null());
         assert_eq!(lines[99]["eval_accuracy"], 0.75);
         assert!(lines[98].get("eval_accuracy").is_none());
-        for key in ["lr", "grad_norm", "step_ms", "host_ms", "data_wait_ms", "examples_per_sec"] {
-            assert!(lines[0].get(key).is_some(), "{key}");
-        }
+        let fields: Vec<_> = lines[0].as_object().unwrap().keys().collect();
+        assert_eq!(fields, ["loss", "num_dropped", "step"]);
+        assert!(lines[0]["num_dropped"].is_u64());
     }
 
     #[test]
@@ -462,7 +468,10 @@ mod tests {
             sink.flush().unwrap();
         };
         let step = |step| StepMetrics { step, ..StepMetrics::default() };
-        let evaluated = |step, loss| RunEvent::Evaluated(StepEval { step, eval: eval(loss) });
+        let evaluated = |step, loss| RunEvent::Evaluated {
+            eval: StepEval { step, eval: eval(loss) },
+            is_best: true,
+        };
         for (events, losses) in [
             (vec![], vec![None; 3]),
             (vec![evaluated(2, 0.25)], vec![None, None, Some(0.25)]),

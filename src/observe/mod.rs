@@ -13,6 +13,7 @@ mod event;
 mod file;
 mod jsonl;
 mod messages;
+mod metric;
 mod progress;
 mod sink;
 mod spans;
@@ -32,7 +33,8 @@ pub use event::{
 pub use file::{create_file, replace_file, unfinished_prefix};
 pub use jsonl::Jsonl;
 pub use messages::{MESSAGE_TARGET, Messages, say, set_messages, write_line};
-pub use progress::Progress;
+pub use metric::{Metric, MetricValues};
+pub use progress::ProgressDisplay;
 pub use sink::{FlushLater, Sink, Sinks};
 pub use spans::{StartupSpan, StartupSpans};
 pub use summary::{Status, Summary, SummaryFile};

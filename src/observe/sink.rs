@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Error, Jsonl, RunEvent, RunInfo, RunProgress, Summary, SummaryFile, Terminal};
+use super::{Error, Jsonl, RunEvent, RunInfo, Summary, SummaryFile, Terminal};
 
 /// Waits until everything that a sink got before has been written, on any thread.
 pub type FlushLater = Box<dyn FnOnce() -> Result<(), Error> + Send>;
@@ -88,11 +88,6 @@ impl Sinks {
         self.iter_mut().filter_map(|sink| sink.flush_later()).collect()
     }
 
-    /// The progress of the run so far.
-    pub fn progress(&self) -> RunProgress {
-        self.summary.progress()
-    }
-
     /// The summary of the run.
     pub fn into_summary(self) -> Summary {
         self.summary.into_summary()
@@ -106,10 +101,14 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::observe::{EvalResult, LaunchMetrics, RunEnd, Status, StepEval, StepMetrics};
+    use crate::observe::{
+        EvalResult, LaunchMetrics, Metric, RunEnd, Status, StepEval, StepMetrics,
+    };
+
+    static LOSS: Metric = Metric::number(Metric::LOSS);
 
     fn launch(steps: std::ops::Range<u64>, is_evaluated: bool) -> RunEvent {
-        let step = |step| StepMetrics { step, loss: 0.5, ..StepMetrics::default() };
+        let step = |step| StepMetrics { step, values: [(&LOSS, 0.5)].into_iter().collect() };
         let steps: Vec<_> = steps.map(step).collect();
         let num_steps = steps.len();
         RunEvent::Launch(LaunchMetrics {
@@ -136,7 +135,8 @@ mod tests {
         sinks.send(&launch(0..2, true));
         let metrics = [("recall", 0.75), ("top5_accuracy", f64::NAN)].into();
         let eval = EvalResult { loss: 0.25, metrics, ..EvalResult::default() };
-        sinks.send(&RunEvent::Evaluated(StepEval { step: 1, eval }));
+        let eval = StepEval { step: 1, eval };
+        sinks.send(&RunEvent::Evaluated { eval, is_best: true });
         sinks.send(&launch(2..4, false));
         // The evaluation of this one is given up.
         sinks.send(&launch(4..5, true));

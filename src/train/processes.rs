@@ -92,11 +92,18 @@ impl<'a> Processes<'a> {
         }
     }
 
-    /// Reports steps that have ended, and the time of all of them.
-    pub fn steps_done(&self, steps: Range<u64>, duration: Duration) {
+    /// As [`Member::take_waited`]; `None` for one process alone, which waits for nobody.
+    pub fn take_waited(&self) -> Option<Duration> {
+        self.member?.take_waited()
+    }
+
+    /// Reports steps that have ended, the time of all of them, and how long this process waited for
+    /// others in them, if it knows.
+    pub fn steps_done(&self, steps: Range<u64>, duration: Duration, waited: Option<Duration>) {
         if let Some(member) = self.member {
             let num_steps = (steps.end - steps.start).max(1) as u32;
-            member.steps_done(steps, duration / num_steps);
+            let waited = waited.unwrap_or_default();
+            member.steps_done(steps, duration / num_steps, waited / num_steps);
         }
     }
 
