@@ -2,8 +2,9 @@
 //! `metrics.jsonl`, one object in `summary.json`, and a progress bar or lines on stderr (phase:
 //! run).
 //!
-//! Between the start and the end of the steps, a sink can neither stop nor slow a run.
-//! [`Sinks::start`] has the list of all sinks.
+//! Sinks only report; `train` decides. Between the start and the end of the steps, a sink can
+//! neither stop nor slow a run: what takes time goes through a [`Writer`], which says where that
+//! ends. [`Sinks::start`] has the list of all sinks.
 //!
 //! JSON has no numbers that are not finite: they are written as `null`. `docs/outputs.md` explains
 //! the fields to users.
@@ -21,6 +22,7 @@ mod summary;
 mod terminal;
 mod timer;
 mod waiting;
+mod writer;
 
 use std::io;
 use std::path::PathBuf;
@@ -41,6 +43,7 @@ pub use summary::{Status, Summary, SummaryFile};
 pub use terminal::Terminal;
 pub use timer::{StepTimer, median};
 pub use waiting::Waiting;
+pub use writer::{Writer, WriterTarget};
 
 /// A file of a run could not be written: the disk is full, or the directory is gone.
 #[derive(Debug, thiserror::Error)]

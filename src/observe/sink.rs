@@ -10,7 +10,8 @@ pub type FlushLater = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 /// Receives the events of a run.
 pub trait Sink {
     /// Handles an event. Between `Started` and `StepsEnded` this must not wait for a disk or a
-    /// network, because it is called between two launches. Errors are kept for [`Self::flush`].
+    /// network, because it is called between two launches: a [`Writer`](super::Writer) does that.
+    /// Errors are kept for [`Self::flush`].
     fn event(&mut self, event: &RunEvent);
 
     /// Waits until everything so far has been written. Called after `Started`, `StepsEnded` and

@@ -1,4 +1,4 @@
-//! Curves as a picture or as text, for the commands that can draw what they print.
+//! Curves as a picture or as text, for commands and for sinks.
 //!
 //! [`layout`] says what stands where, and [`svg`] and [`png`] write that: both have the same
 //! coordinates, fractions of a pixel included. Text is measured in the built-in font. An SVG names
@@ -18,11 +18,7 @@ mod text;
 mod ticks;
 
 use std::borrow::Cow;
-use std::path::Path;
-
-use anyhow::{Result, bail};
-
-use crate::cli::output::OutputFile;
+use std::path::{Path, PathBuf};
 
 pub use text::text;
 pub use ticks::{bytes, numbers, powers};
@@ -119,56 +115,66 @@ impl Look {
     }
 }
 
-/// The file of an option that names a picture: it may be written. Nothing that is there is replaced
-/// without `overwrite`. Call this before anything that takes long.
-///
-/// # Errors
-/// As [`OutputFile::check`]; a name with another extension.
-pub fn new_file<'a>(
-    option: &'static str,
-    path: &'a Path,
-    overwrite: bool,
-    is_own: fn(&[u8]) -> bool,
-) -> Result<OutputFile<'a>> {
-    format_of(path)?;
-    let file = OutputFile { option, path, overwrite, is_own };
-    file.check()?;
-    Ok(file)
+/// Why a picture cannot be drawn.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The name of a file says no format.
+    #[error("cannot draw {}: end its name in .svg or .png", .0.display())]
+    Format(PathBuf),
+    /// The built-in font is damaged.
+    #[error("the built-in font cannot be read: {0}")]
+    Font(#[from] ttf_parser::FaceParsingError),
+    /// There is no memory for the picture.
+    #[error("the picture is too large: draw fewer curves, or an .svg")]
+    TooLarge,
+    /// The picture cannot be compressed.
+    #[error("cannot encode the picture: {0}")]
+    Encode(#[from] ::png::EncodingError),
 }
 
-/// The file of `--plot`, if there is one, as [`new_file`]. An earlier picture of ours is replaced.
-pub fn file(plot: Option<&Path>, overwrite: bool) -> Result<Option<OutputFile<'_>>> {
-    plot.map(|path| new_file("--plot", path, overwrite, is_figure)).transpose()
+/// The format of a picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PictureFormat {
+    /// Scalable, as text.
+    Svg,
+    /// Pixels.
+    Png,
 }
 
-/// Draws a figure in some format.
-type Draw = fn(&Figure) -> Result<Vec<u8>>;
+impl PictureFormat {
+    /// The format of a file, by the ending of its name.
+    ///
+    /// # Errors
+    /// [`Error::Format`] for another ending.
+    pub fn of(path: &Path) -> Result<Self, Error> {
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
+        match extension.to_ascii_lowercase().as_str() {
+            "svg" => Ok(Self::Svg),
+            "png" => Ok(Self::Png),
+            _ => Err(Error::Format(path.to_owned())),
+        }
+    }
+}
 
-/// The function for the format of a file's extension.
-fn format_of(path: &Path) -> Result<Draw> {
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
-    match extension.to_ascii_lowercase().as_str() {
-        "svg" => Ok(|figure| svg::draw(figure).map(String::into_bytes)),
-        "png" => Ok(png::draw),
-        _ => bail!("cannot draw {}: end its name in .svg or .png", path.display()),
+impl Figure {
+    /// The contents of a file of this format.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn draw(&self, format: PictureFormat) -> Result<Vec<u8>, Error> {
+        match format {
+            PictureFormat::Svg => svg::draw(self).map(String::into_bytes),
+            PictureFormat::Png => png::draw(self),
+        }
     }
 }
 
 /// Is this the beginning of a picture that was drawn here?
-fn is_figure(head: &[u8]) -> bool {
+pub fn is_figure(head: &[u8]) -> bool {
     let has = |part: &[u8]| memchr::memmem::find(head, part).is_some();
     let (key, value) = png::MARK;
     let in_png = [key.as_bytes(), b"\0", value.as_bytes()].concat();
     head.starts_with(b"<svg") && has(svg::MARK.as_bytes())
         || head.starts_with(b"\x89PNG") && has(&in_png)
-}
-
-/// Draws into a file; its extension gives the format.
-pub fn save(file: OutputFile<'_>, figure: &Figure) -> Result<()> {
-    file.write(&format_of(file.path)?(figure)?)
-}
-
-/// The last part of a path, for a title.
-pub fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
