@@ -25,11 +25,14 @@ pub use ticks::{bytes, numbers, powers};
 
 /// A picture: a title and diagrams below each other.
 pub struct Figure {
+    /// On top of everything.
     pub title: String,
+    /// Below it, smaller.
     pub subtitle: String,
     /// The names of the curves, if all diagrams have the same ones over the same axis: they stand
     /// once, on top, and the first diagram is the largest.
     pub key: Option<Vec<(String, Look)>>,
+    /// The diagrams, from the top.
     pub panels: Vec<Panel>,
 }
 
@@ -37,8 +40,11 @@ pub struct Figure {
 pub struct Panel {
     /// Shown where there is more than one diagram.
     pub title: String,
+    /// The axis at the bottom.
     pub x: PlotAxis,
+    /// The axis at the left.
     pub y: PlotAxis,
+    /// The curves, those in front last.
     pub curves: Vec<PlotCurve>,
 }
 
@@ -46,6 +52,7 @@ pub struct Panel {
 pub struct PlotAxis {
     /// The quantity, with its unit.
     pub title: Cow<'static, str>,
+    /// Where its values stand.
     pub scale: Scale,
     /// The labels of ticks.
     pub labels: fn(&[f64]) -> Vec<String>,
@@ -75,6 +82,7 @@ pub struct PlotCurve {
     pub detail: String,
     /// Without it, it follows from the curve's place among the others.
     pub look: Option<Look>,
+    /// Its points, in order.
     pub points: Vec<(f64, f64)>,
     /// Places that stand out, and what they are: that is shown of a curve which is alone.
     pub marks: Vec<((f64, f64), String)>,
@@ -92,13 +100,16 @@ impl PlotCurve {
 pub struct Look {
     /// Which of the colors, and which of the shapes of dots; without it, grey.
     pub number: Option<usize>,
+    /// How they are joined.
     pub line: Line,
+    /// `true` if each point has a dot.
     pub has_dots: bool,
 }
 
 /// How the points of a curve are joined.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Line {
+    /// Without gaps.
     Solid,
     /// Thinner.
     Thin,

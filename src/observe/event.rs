@@ -39,6 +39,8 @@ pub enum RunEvent {
         /// `true` if it is the best so far.
         is_best: bool,
     },
+    /// A process was found to be slow: the watchdog's verdict.
+    ProcessSlow(SlowProcess),
     /// A message to the user.
     Message(String),
     /// No more steps and evaluations follow.
@@ -58,6 +60,22 @@ pub struct FailedGeneration {
     pub reason: String,
     /// The largest step that any of them had reported.
     pub step: u64,
+}
+
+/// A process that takes longer than the others, which wait for it in every step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SlowProcess {
+    /// Its index in the job.
+    pub process_index: usize,
+    /// Name of its host.
+    pub host: String,
+    /// Its own time in a step, in multiples of the others'.
+    pub factor: f64,
+    /// Index, from 0, of the first of the slow steps.
+    pub since_step: u64,
+    /// All of that for people, with its process id and replicas.
+    #[serde(skip)]
+    pub text: String,
 }
 
 /// The facts about a run before its first step.

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::{
-    Error, EvalResult, FlushLater, RunEvent, Sink, StepEval, StepMetrics, Writer, WriterTarget, say,
+    Error, EvalResult, FlushLater, RunEvent, Sink, SlowProcess, StepEval, StepMetrics, Writer,
+    WriterTarget, say,
 };
 
 /// Writes `DIR/metrics.jsonl`: a line per step, with the evaluation after it if there was one.
@@ -22,6 +23,8 @@ pub struct Jsonl {
     writer: Option<Writer<Lines<WholeLines>>>,
     /// The line of a step that is followed by an evaluation, until that has been made.
     held: Option<Line>,
+    /// For the next line.
+    slow: Vec<SlowProcess>,
     /// Why the file could not be made.
     error: Option<Error>,
 }
@@ -33,6 +36,9 @@ struct Line {
     step: StepMetrics,
     #[serde(flatten)]
     eval: Option<EvalResult>,
+    /// Processes that were found to be slow since the line before.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    slow_processes: Vec<SlowProcess>,
 }
 
 impl Jsonl {
@@ -41,7 +47,7 @@ impl Jsonl {
 
     /// A sink that makes the file when the run starts.
     pub fn new(dir: &Path) -> Self {
-        Self { path: dir.join(Self::FILE), writer: None, held: None, error: None }
+        Self { path: dir.join(Self::FILE), writer: None, held: None, slow: vec![], error: None }
     }
 
     fn write_held(&mut self) {
@@ -64,7 +70,8 @@ impl Sink for Jsonl {
             RunEvent::Launch(launch) => {
                 for step in &launch.steps {
                     self.write_held();
-                    self.held = Some(Line { step: step.clone(), eval: None });
+                    let slow_processes = std::mem::take(&mut self.slow);
+                    self.held = Some(Line { step: step.clone(), eval: None, slow_processes });
                 }
                 if !launch.is_evaluated {
                     self.write_held();
@@ -79,6 +86,7 @@ impl Sink for Jsonl {
                 }
                 self.write_held();
             }
+            RunEvent::ProcessSlow(slow) => self.slow.push(slow.clone()),
             RunEvent::StepsEnded => self.write_held(),
             RunEvent::UpdateSkipped { .. }
             | RunEvent::LockstepProved { .. }
@@ -467,7 +475,7 @@ mod tests {
         let mut lines = Lines::new(disk, "metrics.jsonl".into());
         for step in 0..4 {
             let metrics = StepMetrics { step, ..StepMetrics::default() };
-            lines.add_line(&Line { step: metrics, eval: None });
+            lines.add_line(&Line { step: metrics, ..Line::default() });
             assert_eq!(lines.try_to_write(), step < 2);
         }
         let text = String::from_utf8(lines.target.written.clone()).unwrap();

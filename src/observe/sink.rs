@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
     use crate::observe::{
-        EvalResult, LaunchMetrics, Metric, RunEnd, Status, StepEval, StepMetrics,
+        EvalResult, LaunchMetrics, Metric, RunEnd, SlowProcess, Status, StepEval, StepMetrics,
     };
 
     static LOSS: Metric = Metric::number(Metric::LOSS);
@@ -166,6 +166,51 @@ mod tests {
         assert_eq!(summary["best_eval"]["eval_recall"], 0.75);
         assert!(summary["best_eval"].get("eval_accuracy").is_none(), "{summary}");
         assert_eq!(sinks.into_summary().eval_metrics, [("eval_recall".to_owned(), 0.75)].into());
+    }
+
+    #[test]
+    fn totals_and_slow_processes_are_in_the_lines_and_in_the_summary() {
+        static WAIT: Metric = Metric::number("wait_ms").summed_as("wait_secs");
+        let dir = tempfile::tempdir().unwrap();
+        let mut sinks = Sinks::start(Some(dir.path()), RunInfo::default()).unwrap();
+        let steps = (0..3).map(|step| StepMetrics {
+            step,
+            // The first step does not know.
+            values: (step > 0).then_some((&WAIT, 500.0 * step as f64)).into_iter().collect(),
+        });
+        for step in steps {
+            if step.step > 0 {
+                sinks.send(&RunEvent::ProcessSlow(SlowProcess {
+                    process_index: 7,
+                    host: "a".to_owned(),
+                    factor: 1.5,
+                    since_step: step.step,
+                    text: "process 7 is slow".to_owned(),
+                }));
+            }
+            let launch =
+                LaunchMetrics { steps: vec![step], num_steps: 1, ..LaunchMetrics::default() };
+            sinks.send(&RunEvent::Launch(launch));
+        }
+        sinks.send(&RunEvent::StepsEnded);
+        sinks.send(&RunEvent::Ended(RunEnd::default()));
+        assert!(sinks.flush().is_empty());
+        let text = fs::read_to_string(dir.path().join(Jsonl::FILE)).unwrap();
+        let slow = |step: u64| {
+            format!("[{{\"process_index\":7,\"host\":\"a\",\"factor\":1.5,\"since_step\":{step}}}]")
+        };
+        let expected = format!(
+            "{{\"step\":0}}\n{{\"step\":1,\"wait_ms\":500.0,\"slow_processes\":{}}}\n\
+             {{\"step\":2,\"wait_ms\":1000.0,\"slow_processes\":{}}}\n",
+            slow(1),
+            slow(2)
+        );
+        assert_eq!(text, expected);
+        let text = fs::read_to_string(dir.path().join(Summary::FILE)).unwrap();
+        let summary: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(summary["wait_secs"], 1.5);
+        let slow: Value = serde_json::from_str(&slow(2)).unwrap();
+        assert_eq!(summary["slow_processes"], slow);
     }
 
     #[test]

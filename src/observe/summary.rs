@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::event::eval_field;
-use super::{Error, FailedGeneration, Metric, RunEvent, Sink, StepEval, StepTimer, replace_file};
+use super::{
+    Error, FailedGeneration, Metric, RunEvent, Sink, SlowProcess, StepEval, StepTimer, replace_file,
+};
 
 /// A run as a whole. Values that are not known or not finite are `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -82,6 +84,8 @@ pub struct Summary {
     pub resumed_from: Option<String>,
     /// Earlier attempts at the job under the same supervisor; all of them have failed.
     pub failed_generations: Vec<FailedGeneration>,
+    /// Processes that were found to be slow, each as the last time.
+    pub slow_processes: Vec<SlowProcess>,
 }
 
 /// The state or outcome of a run.
@@ -223,6 +227,11 @@ impl Sink for SummaryFile {
                 let rate = timer.steps_per_sec();
                 summary.examples_per_sec = rate.map(|rate| rate * summary.global_batch as f64);
                 self.save();
+            }
+            RunEvent::ProcessSlow(slow) => {
+                // A process may become slow again and again: the last time counts.
+                summary.slow_processes.retain(|other| other.process_index != slow.process_index);
+                summary.slow_processes.push(slow.clone());
             }
             RunEvent::UpdateSkipped { .. }
             | RunEvent::LockstepProved { .. }

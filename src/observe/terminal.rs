@@ -37,6 +37,7 @@ impl Sink for Terminal {
                 "step {step}: {reason}; its update was skipped ({num_skipped} so far)"
             )),
             RunEvent::Evaluated { eval, .. } => self.say(&describe_eval(eval)),
+            RunEvent::ProcessSlow(slow) => self.say(&format!("warning: {}", slow.text)),
             RunEvent::Message(text) => self.say(text),
             RunEvent::StepsEnded => {
                 if let Some(progress) = &mut self.progress {

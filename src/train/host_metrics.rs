@@ -102,3 +102,52 @@ impl HostStep<'_> {
         of_launch.as_secs_f64() * 1e3 / self.times.num_steps as f64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::COMPUTED_METRICS;
+
+    #[test]
+    fn a_line_has_the_same_fields_in_the_same_order_and_the_docs_have_them_all() {
+        let names = COMPUTED_METRICS.iter().map(|computed| &computed.metric);
+        let result = StepResult {
+            step: 3,
+            metrics: names.zip([0.5, 2.0, 8.0, 1.0, 0.0]).collect(),
+            lr: 0.1,
+            ..StepResult::default()
+        };
+        let ms = Duration::from_millis;
+        let times = LaunchTimes {
+            num_steps: 2,
+            total: ms(10),
+            delay: ms(4),
+            host: ms(2),
+            data_wait: ms(0),
+            collective_wait: Some(ms(6)),
+        };
+        let line = |times| {
+            let (global_batch, steps_per_epoch) = (64, 8.0);
+            let step =
+                HostStep { result: &result, times, time: 7.0, global_batch, steps_per_epoch };
+            serde_json::to_string(&step.metrics()).unwrap()
+        };
+        let expected = "{\"step\":3,\"time\":7.0,\"epoch\":0.5,\"examples\":256,\"lr\":0.1,\
+                        \"loss\":0.5,\"grad_norm\":2.0,\"num_skipped\":1,\"step_ms\":5.0,\
+                        \"launch_delay_ms\":2.0,\"host_ms\":1.0,\"data_wait_ms\":0.0,\
+                        \"collective_wait_ms\":3.0,\"examples_per_sec\":12800.0}";
+        assert_eq!(line(times), expected);
+        let alone = line(LaunchTimes { collective_wait: None, ..times });
+        assert_eq!(alone, expected.replace("\"collective_wait_ms\":3.0,", ""));
+
+        let docs = include_str!("../../docs/outputs.md");
+        let host = PLACE.iter().chain(TIMES).map(|host| &host.metric);
+        let computed = COMPUTED_METRICS.iter().map(|computed| &computed.metric);
+        for metric in host.chain(computed).filter(|metric| metric.is_written) {
+            for field in [Some(metric.name), metric.total_secs].into_iter().flatten() {
+                let row = format!("\n| `{field}` | ");
+                assert!(docs.contains(&row), "docs/outputs.md: no row for `{field}`");
+            }
+        }
+    }
+}

@@ -256,6 +256,9 @@ impl<'a> Loop<'a> {
             let first = results.first().map_or(0, |result| result.step);
             self.processes.steps_done(first..first + num_steps as u64, total, collective_wait);
             let times = LaunchTimes { num_steps, total, delay, host, data_wait, collective_wait };
+            for slow in self.processes.take_slow() {
+                self.recorder.process_slow(slow);
+            }
             let skipped = |result: &StepResult, reason: &str| {
                 self.recorder.update_skipped(result, reason);
             };

@@ -12,10 +12,11 @@ use super::progress_record::progress_of;
 use super::run_dir::{CONFIG_FILE, RunDir};
 use super::{Error, Job, Outcome, Run, StepResult, Trainer, params_file};
 use crate::checkpoint::Checkpoint;
+use crate::cluster::SlowPeer;
 use crate::config::MeshConfig;
 use crate::observe::{
     self, EvalResult, FlushLater, LaunchMetrics, RunEnd, RunEvent, RunInfo, RunProgress,
-    SavedCheckpoint, Sinks, Status, StepEval, replace_file,
+    SavedCheckpoint, Sinks, SlowProcess, Status, StepEval, replace_file,
 };
 use crate::state;
 
@@ -120,6 +121,13 @@ impl Recorder {
         self.progress.skipped(step, reason);
         let reason = reason.to_owned();
         self.sinks.send(&RunEvent::UpdateSkipped { step, reason, num_skipped });
+    }
+
+    /// Records that a process is slow.
+    pub fn process_slow(&mut self, slow: SlowPeer) {
+        let SlowPeer { process_index, host, factor, since_step, text } = slow;
+        let slow = SlowProcess { process_index, host, factor, since_step, text };
+        self.sinks.send(&RunEvent::ProcessSlow(slow));
     }
 
     /// Records that all replicas hold the same state after `num_steps` steps.
