@@ -63,6 +63,7 @@
 //! | [`train`] | the training loop, benchmarks, parameter files |
 //! | [`targets`] | compiling for TPUs and GPUs that are not attached, the cost model |
 //! | [`observe`] | events of a run, and the sinks that record and print them |
+//! | `figure` | curves as SVG, PNG and text, with the feature `figures` |
 //! | [`hlo`] | tensors, ops, gradients, and lowering to StableHLO |
 //!
 //! With the default feature `cli` there is also `cli`, the program `lockstep`. A user of the
@@ -83,6 +84,8 @@ pub mod cli;
 pub mod cluster;
 pub mod config;
 pub mod data;
+#[cfg(feature = "figures")]
+pub mod figure;
 pub mod kernels;
 pub mod launch;
 pub mod lowering;

@@ -8,10 +8,10 @@ use hlo::counted;
 
 use super::args::PlanArgs;
 use super::compile::steps;
-use super::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use super::output::OutputFile;
-use super::{in_words, print_line, search};
+use super::{in_words, picture, print_line, search};
 use crate::config::Config;
+use crate::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use crate::recipe::published;
 use crate::targets::cost::Failures;
 use crate::targets::{AllReduce, Row, ScalingPrediction, Scenario, Target};
@@ -21,7 +21,7 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     if args.search {
         return search::run(args, &target);
     }
-    let file = figure::file(args.plot.as_deref(), args.overwrite)?;
+    let file = picture::file(args.plot.as_deref(), args.overwrite)?;
     let plan = plan(args, &target)?;
     if let Some(file) = file {
         plot(file, &args.config.config, &plan)?;
@@ -114,7 +114,7 @@ fn plot(file: OutputFile<'_>, source: &Path, plan: &ScalingPrediction) -> Result
     // One device reduces nothing, and a logarithmic axis has no zero.
     let has_fabric = plan.all_reduce.iter().all(|at| at.ring_ms > 0.0);
     let panels = if has_fabric { vec![steps, algorithms] } else { vec![steps] };
-    let title = format!("{} on {}", figure::file_name(source), plan.target);
+    let title = format!("{} on {}", picture::file_name(source), plan.target);
     let subtitle = "predicted by the cost model".to_owned();
-    figure::save(file, &Figure { title, subtitle, key: None, panels })
+    picture::save(file, &Figure { title, subtitle, key: None, panels })
 }

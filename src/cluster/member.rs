@@ -258,13 +258,17 @@ impl Member {
         self.session.set_phase(phase, step);
     }
 
+    /// How long this process has waited for others in collectives since the last call; `None` if it
+    /// cannot tell, because the plugin computes them.
+    pub fn take_waited(&self) -> Option<Duration> {
+        let waits = self.rendezvous.get()?.take_waits();
+        Some(waits.iter().map(|launch| launch.waited).sum())
+    }
+
     /// Reports steps that have ended, which took `duration` each. Time in which this process waited
-    /// for others is told apart, as far as it is known.
-    pub fn steps_done(&self, steps: Range<u64>, duration: Duration) {
-        let waits = self.rendezvous.get().map(|rendezvous| rendezvous.take_waits());
-        let waited: Duration = waits.iter().flatten().map(|launch| launch.waited).sum();
-        let num_steps = (steps.end - steps.start).max(1) as u32;
-        let waited = (waited / num_steps).min(duration);
+    /// for others, `waited` in each step, is told apart.
+    pub fn steps_done(&self, steps: Range<u64>, duration: Duration, waited: Duration) {
+        let waited = waited.min(duration);
         for step in steps {
             self.session.step_done(StepTimes { step, own: duration - waited, waited });
         }

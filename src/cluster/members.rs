@@ -1,6 +1,6 @@
 //! What workers and supervisors learn about the job they belong to.
 
-use super::messages::{self as wire, DirectiveKind, DirectiveRow, GenerationRow, PeerRow};
+use super::messages::{self as wire, DirectiveKind, DirectiveRow, GenerationRow, PeerRow, SlowRow};
 
 /// A process of the generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,21 @@ pub struct GenerationEnd {
     pub reason: String,
     /// The largest step that any process had reported.
     pub step: u64,
+}
+
+/// A process that takes longer than the others, as the watchdog has found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlowPeer {
+    /// Its index.
+    pub process_index: usize,
+    /// Name of its host.
+    pub host: String,
+    /// Its own time in a step, in multiples of the others'.
+    pub factor: f64,
+    /// The first of the slow steps.
+    pub since_step: u64,
+    /// All of that for people.
+    pub text: String,
 }
 
 /// What a supervisor is to do.
@@ -65,6 +80,30 @@ impl From<&GenerationRow> for GenerationEnd {
             processes: row.processes.iter().map(|&process| process as usize).collect(),
             reason: row.reason.clone(),
             step: row.step,
+        }
+    }
+}
+
+impl From<&SlowRow> for SlowPeer {
+    fn from(row: &SlowRow) -> Self {
+        Self {
+            process_index: row.process_index as usize,
+            host: row.host.clone(),
+            factor: row.factor,
+            since_step: row.since_step,
+            text: row.text.clone(),
+        }
+    }
+}
+
+impl SlowPeer {
+    pub(super) fn to_row(&self) -> SlowRow {
+        SlowRow {
+            process_index: self.process_index as u32,
+            host: self.host.clone(),
+            factor: self.factor,
+            since_step: self.since_step,
+            text: self.text.clone(),
         }
     }
 }

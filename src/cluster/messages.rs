@@ -113,7 +113,7 @@ pub(super) enum Ask {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ReplyBody {
-    #[prost(oneof = "Reply", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "Reply", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub answer: Option<Reply>,
 }
 
@@ -141,6 +141,8 @@ pub(super) enum Reply {
     Gathered(GatheredValues),
     #[prost(message, tag = "9")]
     Directives(Directives),
+    #[prost(message, tag = "10")]
+    Slow(SlowRows),
 }
 
 /// A worker joins its generation. Repeated until all have joined.
@@ -221,11 +223,14 @@ pub(super) struct ChangeRow {
     pub ago_us: u64,
 }
 
-/// Waits until the generation ends.
+/// Waits until the generation ends or, for the first process, until more processes are named slow.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(super) struct Watch {
     #[prost(uint64, tag = "1")]
     pub wait_ms: u64,
+    /// Those that were named before.
+    #[prost(uint64, tag = "2")]
+    pub num_known_slow: u64,
 }
 
 /// The caller cannot go on.
@@ -436,6 +441,28 @@ pub(super) struct EventRow {
     pub step: u64,
     #[prost(uint32, tag = "2")]
     pub wish: u32,
+}
+
+/// Processes that were named slow, after those that the caller knows.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct SlowRows {
+    #[prost(message, repeated, tag = "1")]
+    pub rows: Vec<SlowRow>,
+}
+
+/// See [`SlowPeer`](super::SlowPeer).
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct SlowRow {
+    #[prost(uint32, tag = "1")]
+    pub process_index: u32,
+    #[prost(string, tag = "2")]
+    pub host: String,
+    #[prost(double, tag = "3")]
+    pub factor: f64,
+    #[prost(uint64, tag = "4")]
+    pub since_step: u64,
+    #[prost(string, tag = "5")]
+    pub text: String,
 }
 
 #[derive(Clone, PartialEq, Message)]

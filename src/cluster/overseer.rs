@@ -10,7 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 use hlo::counted;
 
 use super::{
-    Coordinator, FlightRecorder, JobChange, Limits, Report, Verdict, Watchdog, Watcher, WorkerName,
+    Coordinator, FlightRecorder, JobChange, Limits, Report, SlowPeer, Verdict, Watchdog, Watcher,
+    WorkerName,
 };
 
 /// How often the watchdog is asked.
@@ -65,11 +66,19 @@ impl Overseer {
         state.checked = Some(now);
         let Some(watched) = &mut state.watched else { return };
         let verdicts = watched.watchdog.verdicts(now);
-        let mut said = vec![];
-        for verdict in verdicts.iter().filter(|verdict| !verdict.is_fatal()) {
+        let mut slow = vec![];
+        for verdict in &verdicts {
             // Once for each, as long as it stays slow.
-            if verdict.who().is_some_and(|who| watched.named.insert(who.process_index)) {
-                said.push(format!("warning: {verdict}"));
+            if let Verdict::Slow { who, factor, since_step } = verdict
+                && watched.named.insert(who.process_index)
+            {
+                slow.push(SlowPeer {
+                    process_index: who.process_index,
+                    host: who.name.host.clone(),
+                    factor: *factor,
+                    since_step: *since_step,
+                    text: verdict.to_string(),
+                });
             }
         }
         let blamed = verdicts.iter().filter_map(Verdict::who).map(|who| who.process_index);
@@ -82,11 +91,14 @@ impl Overseer {
             let culprits: Vec<_> = verdict.who().map(|who| who.process_index).into_iter().collect();
             (culprits, verdict.to_string())
         });
-        if fatal.is_some() {
-            said.push(watched.watchdog.screen(now, "the processes are ended"));
-        }
+        let screen =
+            fatal.is_some().then(|| watched.watchdog.screen(now, "the processes are ended"));
         drop(state);
-        said.iter().for_each(|text| (self.say)(text));
+        // The first process of the job reports them, with everything else that happens in the run.
+        slow.iter().for_each(|peer| coordinator.name_slow(peer));
+        if let Some(screen) = screen {
+            (self.say)(&screen);
+        }
         if let Some((culprits, reason)) = fatal {
             coordinator.fail(&culprits, &reason);
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::Status;
+use super::{MetricValues, Status};
 
 /// Something that happened in a run. The events of a run come in this order: `Started`; then those
 /// of its steps; `StepsEnded`; `Ended`. A `Message` may come at any time.
@@ -33,7 +33,14 @@ pub enum RunEvent {
     /// A checkpoint was saved, in the background.
     CheckpointSaved(SavedCheckpoint),
     /// The evaluation split was evaluated.
-    Evaluated(StepEval),
+    Evaluated {
+        /// After which step, and the result.
+        eval: StepEval,
+        /// `true` if it is the best so far.
+        is_best: bool,
+    },
+    /// A process was found to be slow: the watchdog's verdict.
+    ProcessSlow(SlowProcess),
     /// A message to the user.
     Message(String),
     /// No more steps and evaluations follow.
@@ -53,6 +60,22 @@ pub struct FailedGeneration {
     pub reason: String,
     /// The largest step that any of them had reported.
     pub step: u64,
+}
+
+/// A process that takes longer than the others, which wait for it in every step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SlowProcess {
+    /// Its index in the job.
+    pub process_index: usize,
+    /// Name of its host.
+    pub host: String,
+    /// Its own time in a step, in multiples of the others'.
+    pub factor: f64,
+    /// Index, from 0, of the first of the slow steps.
+    pub since_step: u64,
+    /// All of that for people, with its process id and replicas.
+    #[serde(skip)]
+    pub text: String,
 }
 
 /// The facts about a run before its first step.
@@ -88,9 +111,6 @@ pub struct RunInfo {
     pub resumed_from: Option<String>,
     /// Earlier attempts at the job under the same supervisor; all of them have failed.
     pub failed_generations: Vec<FailedGeneration>,
-    /// `loss` or the metric that says which evaluation is the best; `None` for the accuracy or, if
-    /// the model has none, the loss.
-    pub best_metric: Option<String>,
     /// The run's progress there.
     pub progress: RunProgress,
 }
@@ -141,32 +161,13 @@ pub struct LaunchMetrics {
 }
 
 /// One training step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct StepMetrics {
     /// Index of the step, from 0.
     pub step: u64,
-    /// When its numbers were known, in seconds since 1970-01-01 UTC.
-    pub time: f64,
-    /// Passes over the training data at its end: 1 is the end of the first.
-    pub epoch: f64,
-    /// Examples seen at its end, over all replicas.
-    pub examples: u64,
-    /// Mean loss over the global batch.
-    pub loss: f64,
-    /// Learning rate.
-    pub lr: f64,
-    /// Euclidean norm of the whole gradient.
-    pub grad_norm: f64,
-    /// Updates skipped so far because a value was not finite, this step's included.
-    pub num_skipped: u64,
-    /// Milliseconds of the whole step; steps of one launch share its time evenly.
-    pub step_ms: f64,
-    /// Milliseconds that the host took to launch it.
-    pub host_ms: f64,
-    /// Milliseconds that the loop waited for its batch.
-    pub data_wait_ms: f64,
-    /// Examples per second, over all replicas.
-    pub examples_per_sec: f64,
+    /// Its metrics.
+    #[serde(flatten)]
+    pub values: MetricValues,
 }
 
 /// Means over the evaluation split. In JSON each is a field: `eval_loss`, and `eval_NAME` for each
@@ -200,16 +201,6 @@ impl EvalResult {
     pub const RESERVED_NAMES: [&str; 2] = [Self::LOSS, "step"];
     /// The name of the loss where a metric can be named.
     pub const LOSS: &'static str = "loss";
-
-    /// `true` if this is better than `other`: by a metric where more is better, or by the loss; see
-    /// [`RunInfo::best_metric`].
-    pub fn is_better(&self, other: &Self, by: Option<&str>) -> bool {
-        let metric = by.unwrap_or("accuracy");
-        match (self.metrics.get(metric), other.metrics.get(metric)) {
-            (Some(found), Some(best)) => found > best || best.is_nan() && !found.is_nan(),
-            _ => self.loss < other.loss,
-        }
-    }
 }
 
 impl Serialize for EvalResult {

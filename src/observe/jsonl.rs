@@ -4,25 +4,27 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::{Error, EvalResult, FlushLater, RunEvent, Sink, StepEval, StepMetrics, say};
+use super::{
+    Error, EvalResult, FlushLater, RunEvent, Sink, SlowProcess, StepEval, StepMetrics, Writer,
+    WriterTarget, say,
+};
 
 /// Writes `DIR/metrics.jsonl`: a line per step, with the evaluation after it if there was one.
 ///
-/// A thread writes the lines, so that a slow disk does not delay a step. They reach the file within
-/// a second, and at the end. If they cannot be written, that is said on stderr; the file then ends
-/// with its last whole line, and the others are kept in memory and tried again every second and at
-/// the end.
+/// A [`Writer`] writes the lines within a second, and at the end. If they cannot be written, that is
+/// said on stderr; the file then ends with its last whole line, and the others are kept in memory
+/// and tried again every second and at the end. Lines that do not fit there are lost: they are
+/// counted, and the run fails at its end.
 pub struct Jsonl {
     path: PathBuf,
-    writer: Option<Writer>,
+    writer: Option<Writer<Lines<WholeLines>>>,
     /// The line of a step that is followed by an evaluation, until that has been made.
     held: Option<Line>,
+    /// For the next line.
+    slow: Vec<SlowProcess>,
     /// Why the file could not be made.
     error: Option<Error>,
 }
@@ -34,6 +36,9 @@ struct Line {
     step: StepMetrics,
     #[serde(flatten)]
     eval: Option<EvalResult>,
+    /// Processes that were found to be slow since the line before.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    slow_processes: Vec<SlowProcess>,
 }
 
 impl Jsonl {
@@ -42,12 +47,12 @@ impl Jsonl {
 
     /// A sink that makes the file when the run starts.
     pub fn new(dir: &Path) -> Self {
-        Self { path: dir.join(Self::FILE), writer: None, held: None, error: None }
+        Self { path: dir.join(Self::FILE), writer: None, held: None, slow: vec![], error: None }
     }
 
     fn write_held(&mut self) {
         if let (Some(writer), Some(line)) = (&self.writer, self.held.take()) {
-            writer.send(Message::Line(line));
+            writer.write(Entry::Line(line));
         }
     }
 }
@@ -57,7 +62,7 @@ impl Sink for Jsonl {
         match event {
             RunEvent::Started(info) => {
                 let first_step = info.resumed_from.as_ref().map(|_| info.progress.num_steps);
-                match Writer::create(&self.path, first_step) {
+                match open(&self.path, first_step) {
                     Ok(writer) => self.writer = Some(writer),
                     Err(error) => self.error = Some(error),
                 }
@@ -65,21 +70,23 @@ impl Sink for Jsonl {
             RunEvent::Launch(launch) => {
                 for step in &launch.steps {
                     self.write_held();
-                    self.held = Some(Line { step: *step, eval: None });
+                    let slow_processes = std::mem::take(&mut self.slow);
+                    self.held = Some(Line { step: step.clone(), eval: None, slow_processes });
                 }
                 if !launch.is_evaluated {
                     self.write_held();
                 }
             }
-            RunEvent::Evaluated(found) => {
+            RunEvent::Evaluated { eval: found, .. } => {
                 match (&mut self.held, &self.writer) {
                     (Some(held), _) => held.eval = Some(found.eval.clone()),
                     // The run was stopped before this evaluation, and continues with it.
-                    (None, Some(writer)) => writer.send(Message::Evaluated(found.clone())),
+                    (None, Some(writer)) => writer.write(Entry::Evaluated(found.clone())),
                     (None, None) => {}
                 }
                 self.write_held();
             }
+            RunEvent::ProcessSlow(slow) => self.slow.push(slow.clone()),
             RunEvent::StepsEnded => self.write_held(),
             RunEvent::UpdateSkipped { .. }
             | RunEvent::LockstepProved { .. }
@@ -90,7 +97,7 @@ impl Sink for Jsonl {
     }
 
     fn flush_later(&mut self) -> Option<FlushLater> {
-        self.writer.as_ref().map(|writer| Box::new(writer.flush_later()) as FlushLater)
+        self.writer.as_ref().map(Writer::flush_later)
     }
 
     fn flush(&mut self) -> Result<(), Error> {
@@ -102,114 +109,31 @@ impl Sink for Jsonl {
     }
 }
 
-/// The thread that writes the lines. Dropping it writes what is left.
-struct Writer {
-    messages: Option<Sender<Message>>,
-    thread: Option<JoinHandle<()>>,
-    path: PathBuf,
-}
-
-enum Message {
+/// What the thread is given.
+enum Entry {
     Line(Line),
     /// An evaluation after a step that the file already has.
     Evaluated(StepEval),
-    /// Write everything, and answer whether all of it was written.
-    Flush(Sender<Result<(), Error>>),
 }
 
-impl Writer {
-    /// Makes an empty file or, for a run that is resumed after `first_step` steps, keeps the lines
-    /// before them.
-    fn create(path: &Path, first_step: Option<u64>) -> Result<Self, Error> {
-        let failed = |source| Error::Write { path: path.to_owned(), source };
-        let (file, last) = match first_step.filter(|_| path.exists()) {
-            Some(first_step) => WholeLines::continued(path, first_step).map_err(failed)?,
-            None => (WholeLines { file: File::create_new(path).map_err(failed)?, len: 0 }, vec![]),
-        };
-        let mut lines = Lines::new(file, path.to_owned());
-        lines.last = last;
-        let (messages, receiver) = channel();
-        let run = move || write_lines(lines, &receiver);
-        let thread = thread::Builder::new().name("metrics".to_owned()).spawn(run);
-        let thread = thread.map_err(failed)?;
-        Ok(Self { messages: Some(messages), thread: Some(thread), path: path.to_owned() })
-    }
-
-    fn send(&self, message: Message) {
-        if let Some(messages) = &self.messages {
-            // The thread receives until this is dropped. If it has panicked, `flush` reports that.
-            let _ = messages.send(message);
-        }
-    }
-
-    fn flush(&self) -> Result<(), Error> {
-        self.flush_later()()
-    }
-
-    /// Asks the thread to write everything so far. The returned function waits until that is done.
-    fn flush_later(&self) -> impl FnOnce() -> Result<(), Error> + Send + use<> {
-        let (answer, receiver) = channel();
-        self.send(Message::Flush(answer));
-        let path = self.path.clone();
-        move || {
-            receiver.recv().unwrap_or_else(|_| {
-                let source = io::Error::other("the thread that writes it panicked");
-                Err(Error::Write { path, source })
-            })
-        }
-    }
+/// Makes an empty file or, for a run that is resumed after `first_step` steps, keeps the lines
+/// before them; and starts the thread.
+fn open(path: &Path, first_step: Option<u64>) -> Result<Writer<Lines<WholeLines>>, Error> {
+    let failed = |source| Error::Write { path: path.to_owned(), source };
+    let (file, last) = match first_step.filter(|_| path.exists()) {
+        Some(first_step) => WholeLines::continued(path, first_step).map_err(failed)?,
+        None => (WholeLines { file: File::create_new(path).map_err(failed)?, len: 0 }, vec![]),
+    };
+    let mut lines = Lines::new(file, path.to_owned());
+    lines.last = last;
+    Writer::start(path, lines)
 }
 
-impl Drop for Writer {
-    fn drop(&mut self) {
-        self.messages = None;
-        if let Some(thread) = self.thread.take() {
-            // Errors have been returned by `flush`.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// The longest time that a line waits in memory.
-const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// The size of the lines that are kept while they cannot be written.
 const MAX_PENDING_BYTES: usize = 64 << 20;
 
-fn write_lines(mut lines: Lines<impl Append>, messages: &Receiver<Message>) {
-    // When the oldest line that is not in the file yet has to be written.
-    let mut due: Option<Instant> = None;
-    loop {
-        let message = match due {
-            None => messages.recv().map_err(RecvTimeoutError::from),
-            Some(due) => messages.recv_timeout(due.saturating_duration_since(Instant::now())),
-        };
-        match message {
-            Ok(Message::Line(line)) => {
-                lines.add(&line);
-                due.get_or_insert_with(|| Instant::now() + FLUSH_EVERY);
-            }
-            Ok(Message::Evaluated(found)) => {
-                lines.add_to_last(&found);
-                due.get_or_insert_with(|| Instant::now() + FLUSH_EVERY);
-            }
-            Ok(Message::Flush(answer)) => {
-                // The receiver waits for it.
-                let _ = answer.send(lines.flush());
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                due = lines.try_to_write().then(|| Instant::now() + FLUSH_EVERY);
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                // After the last `flush` there is nothing new to report.
-                let _ = lines.flush();
-                return;
-            }
-        }
-    }
-}
-
 /// Where lines go.
-trait Append {
+trait Append: Send + 'static {
     /// Appends `bytes`, which are whole lines. An error comes with the number of bytes that were
     /// written, all of them in whole lines.
     fn append(&mut self, bytes: &[u8]) -> Result<(), (usize, io::Error)>;
@@ -295,7 +219,7 @@ impl<A: Append> Lines<A> {
         Self { target, path, pending: vec![], last: vec![], num_lost: 0, is_failing: false }
     }
 
-    fn add(&mut self, line: &Line) {
+    fn add_line(&mut self, line: &Line) {
         let step = line.step.step;
         self.last.clear();
         // Serializing numbers into memory does not fail.
@@ -340,8 +264,19 @@ impl<A: Append> Lines<A> {
         self.pending.drain(..written);
         result
     }
+}
 
-    /// Returns `true` if lines are left to be tried again. The first failure is said on stderr.
+impl<A: Append> WriterTarget for Lines<A> {
+    type Item = Entry;
+
+    fn add(&mut self, entry: Entry) {
+        match entry {
+            Entry::Line(line) => self.add_line(&line),
+            Entry::Evaluated(found) => self.add_to_last(&found),
+        }
+    }
+
+    /// The first failure is said on stderr.
     fn try_to_write(&mut self) -> bool {
         let (written, path) = (self.append(), self.path.display());
         match &written {
@@ -374,12 +309,17 @@ impl<A: Append> Lines<A> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::time::{Duration, Instant};
+    use std::{fs, thread};
 
     use serde_json::Value;
 
     use super::*;
-    use crate::observe::{LaunchMetrics, RunInfo, RunProgress};
+    use crate::observe::{LaunchMetrics, Metric, RunInfo, RunProgress};
+
+    static LOSS: Metric = Metric::number(Metric::LOSS);
+    static COUNT: Metric = Metric::count("num_dropped");
+    static UNWRITTEN: Metric = Metric::number("weight").unwritten();
 
     fn lines(dir: &Path) -> Vec<Value> {
         let text = fs::read_to_string(dir.join(Jsonl::FILE)).unwrap();
@@ -408,7 +348,8 @@ mod tests {
         let mut sink = started(dir.path());
         for step in 0..100 {
             let loss = if step == 50 { f64::INFINITY } else { 0.5 };
-            let metrics = StepMetrics { step, loss, lr: 1e-3, ..StepMetrics::default() };
+            let values = [(&LOSS, loss), (&COUNT, 7.0), (&UNWRITTEN, 1.0)].into_iter().collect();
+            let metrics = StepMetrics { step, values };
             sink.event(&launch(&[metrics], step == 99));
         }
         let eval = EvalResult {
@@ -416,7 +357,8 @@ mod tests {
             metrics: [("accuracy", 0.75)].into(),
             ..EvalResult::default()
         };
-        sink.event(&RunEvent::Evaluated(StepEval { step: 99, eval }));
+        let eval = StepEval { step: 99, eval };
+        sink.event(&RunEvent::Evaluated { eval, is_best: true });
         sink.flush().unwrap();
         let lines = lines(dir.path());
         assert_eq!(lines.len(), 100);
@@ -424,9 +366,9 @@ mod tests {
         assert!(lines[50]["loss"].is_null());
         assert_eq!(lines[99]["eval_accuracy"], 0.75);
         assert!(lines[98].get("eval_accuracy").is_none());
-        for key in ["lr", "grad_norm", "step_ms", "host_ms", "data_wait_ms", "examples_per_sec"] {
-            assert!(lines[0].get(key).is_some(), "{key}");
-        }
+        let fields: Vec<_> = lines[0].as_object().unwrap().keys().collect();
+        assert_eq!(fields, ["loss", "num_dropped", "step"]);
+        assert!(lines[0]["num_dropped"].is_u64());
     }
 
     #[test]
@@ -462,7 +404,10 @@ mod tests {
             sink.flush().unwrap();
         };
         let step = |step| StepMetrics { step, ..StepMetrics::default() };
-        let evaluated = |step, loss| RunEvent::Evaluated(StepEval { step, eval: eval(loss) });
+        let evaluated = |step, loss| RunEvent::Evaluated {
+            eval: StepEval { step, eval: eval(loss) },
+            is_best: true,
+        };
         for (events, losses) in [
             (vec![], vec![None; 3]),
             (vec![evaluated(2, 0.25)], vec![None, None, Some(0.25)]),
@@ -530,7 +475,7 @@ mod tests {
         let mut lines = Lines::new(disk, "metrics.jsonl".into());
         for step in 0..4 {
             let metrics = StepMetrics { step, ..StepMetrics::default() };
-            lines.add(&Line { step: metrics, eval: None });
+            lines.add_line(&Line { step: metrics, ..Line::default() });
             assert_eq!(lines.try_to_write(), step < 2);
         }
         let text = String::from_utf8(lines.target.written.clone()).unwrap();
@@ -545,10 +490,10 @@ mod tests {
         let disk = FullAtFirst { num_failures: 1, written: vec![] };
         let mut lines = Lines::new(disk, "metrics.jsonl".into());
         lines.pending = vec![b'\n'; MAX_PENDING_BYTES - 1];
-        lines.add(&Line::default());
+        lines.add_line(&Line::default());
         assert!(lines.try_to_write());
         assert!(!lines.try_to_write());
-        lines.add(&Line::default());
+        lines.add_line(&Line::default());
         assert!(lines.pending.is_empty(), "no line follows a gap");
         let error = lines.flush().unwrap_err().to_string();
         assert!(error.contains("the lines of 2 steps are lost"), "{error}");
@@ -562,7 +507,7 @@ mod tests {
         }
         let file = File::options().write(true).open(full).unwrap();
         let mut lines = Lines::new(WholeLines { file, len: 0 }, full.to_owned());
-        lines.add(&Line::default());
+        lines.add_line(&Line::default());
         assert!(lines.try_to_write());
         let error = lines.flush().unwrap_err().to_string();
         assert!(error.contains("cannot write /dev/full: No space left"), "{error}");

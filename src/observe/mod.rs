@@ -2,8 +2,9 @@
 //! `metrics.jsonl`, one object in `summary.json`, and a progress bar or lines on stderr (phase:
 //! run).
 //!
-//! Between the start and the end of the steps, a sink can neither stop nor slow a run.
-//! [`Sinks::start`] has the list of all sinks.
+//! Sinks only report; `train` decides. Between the start and the end of the steps, a sink can
+//! neither stop nor slow a run: what takes time goes through a [`Writer`], which says where that
+//! ends. [`Sinks::start`] has the list of all sinks.
 //!
 //! JSON has no numbers that are not finite: they are written as `null`. `docs/outputs.md` explains
 //! the fields to users.
@@ -13,6 +14,7 @@ mod event;
 mod file;
 mod jsonl;
 mod messages;
+mod metric;
 mod progress;
 mod sink;
 mod spans;
@@ -20,6 +22,7 @@ mod summary;
 mod terminal;
 mod timer;
 mod waiting;
+mod writer;
 
 use std::io;
 use std::path::PathBuf;
@@ -27,18 +30,20 @@ use std::path::PathBuf;
 pub use bar::stdout_columns;
 pub use event::{
     EvalCounts, EvalResult, FailedGeneration, LaunchMetrics, RunEnd, RunEvent, RunInfo,
-    RunProgress, SavedCheckpoint, StepEval, StepMetrics,
+    RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepMetrics,
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
 pub use jsonl::Jsonl;
 pub use messages::{MESSAGE_TARGET, Messages, say, set_messages, write_line};
-pub use progress::Progress;
+pub use metric::{Metric, MetricValues};
+pub use progress::ProgressDisplay;
 pub use sink::{FlushLater, Sink, Sinks};
 pub use spans::{StartupSpan, StartupSpans};
 pub use summary::{Status, Summary, SummaryFile};
 pub use terminal::Terminal;
 pub use timer::{StepTimer, median};
 pub use waiting::Waiting;
+pub use writer::{Writer, WriterTarget};
 
 /// A file of a run could not be written: the disk is full, or the directory is gone.
 #[derive(Debug, thiserror::Error)]

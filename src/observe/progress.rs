@@ -3,11 +3,12 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use super::MetricValues;
 use super::bar::{Bar, with_bottom};
 use super::messages::{Said, is_shown, say};
 
-/// Shows step, loss, examples per second and the remaining time on stderr.
-pub struct Progress {
+/// Shows the step, its metrics, examples per second and the remaining time on stderr.
+pub struct ProgressDisplay {
     view: View,
     rate: Rate,
     global_batch: usize,
@@ -28,7 +29,7 @@ enum View {
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-impl Progress {
+impl ProgressDisplay {
     /// A bar if stderr is a terminal, else a line every five seconds. `first_step` is not 0 if the
     /// run continues another.
     pub fn new(first_step: u64, total_steps: u64, global_batch: usize) -> Self {
@@ -56,33 +57,33 @@ impl Progress {
         Self { view, rate, global_batch, total_steps, last: None }
     }
 
-    /// Shows that a launch has ended, after `num_steps` steps in all, the last with this mean loss.
+    /// Shows that a launch has ended, after `num_steps` steps in all, the last with these metrics.
     /// The launch took `duration`, without evaluations and the like.
-    pub fn launch(&mut self, num_steps: u64, loss: f64, duration: Duration) {
+    pub fn launch(&mut self, num_steps: u64, metrics: &MetricValues, duration: Duration) {
         let now = Instant::now();
         self.rate.update(num_steps, duration);
-        let state = || state(&self.rate, self.global_batch, loss);
+        let per_sec = || per_sec(&self.rate, self.global_batch);
         let left = || left(&self.rate, self.total_steps.saturating_sub(num_steps));
         match &mut self.view {
             View::Bar => {
                 let counter = format!("{num_steps}/{}", self.total_steps);
-                let (state, left) = (state(), left());
-                let (loss, per_sec) = state.split_at(state.find("  ").unwrap_or(state.len()));
+                let (metrics, per_sec, left) = (describe(metrics), per_sec(), left());
                 with_bottom(|bottom| {
                     if let Some(bar) = bottom {
-                        bar.show(&[&counter, loss, left.trim_start(), per_sec.trim_start()]);
+                        bar.show(&[&counter, &metrics, left.trim_start(), per_sec.trim_start()]);
                         bar.set_steps(num_steps);
                     }
                 });
-                self.last = Some(format!("step {counter} {state}"));
+                self.last = Some(format!("step {counter} {metrics}{per_sec}"));
             }
             View::Lines { out, every, last } => {
                 let is_due = last.is_none_or(|last| now - last >= *every);
                 if is_due || num_steps == self.total_steps {
                     *last = Some(now);
                     // A closed stderr is not an error.
-                    let (state, left) = (state(), left());
-                    let line = format!("step {num_steps}/{} {state}{left}\n", self.total_steps);
+                    let (metrics, per_sec, left) = (describe(metrics), per_sec(), left());
+                    let total_steps = self.total_steps;
+                    let line = format!("step {num_steps}/{total_steps} {metrics}{per_sec}{left}\n");
                     let _ = out.write_all(line.as_bytes());
                 }
             }
@@ -111,20 +112,28 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressDisplay {
     fn drop(&mut self) {
         self.finish();
     }
 }
 
-/// `loss 0.1234  5120 examples/s`.
-fn state(rate: &Rate, global_batch: usize, loss: f64) -> String {
+/// `loss 0.1234`, and what else the terminal shows.
+fn describe(metrics: &MetricValues) -> String {
+    let shown = metrics.iter().filter_map(|(metric, value)| {
+        let digits = metric.terminal_digits?;
+        Some(format!("{} {value:.digits$}", metric.name))
+    });
+    shown.collect::<Vec<_>>().join("  ")
+}
+
+/// `  5120 examples/s`, or nothing if the rate is not known.
+fn per_sec(rate: &Rate, global_batch: usize) -> String {
     let rate = rate.steps_per_sec.map(|steps_per_sec| steps_per_sec * global_batch as f64);
-    let rate = rate.map_or(String::new(), |rate| {
+    rate.map_or(String::new(), |rate| {
         let digits = if rate < 10.0 { 2 } else { 0 };
         format!("  {rate:.digits$} examples/s")
-    });
-    format!("loss {loss:.4}{rate}")
+    })
 }
 
 /// `  1m05s left`, or nothing if no steps are left or the rate is not known.
@@ -189,6 +198,11 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
+    use crate::observe::Metric;
+
+    static LOSS: Metric = Metric::number(Metric::LOSS).on_terminal(4);
+    static HIDDEN: Metric = Metric::number("hidden");
+    static COUNT: Metric = Metric::count("dropped").on_terminal(0);
 
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
@@ -207,9 +221,10 @@ mod tests {
     fn lines_come_now_and_then_and_at_the_end() {
         let out = Shared::default();
         let hour = Duration::from_secs(3600);
-        let mut progress = Progress::lines(Box::new(out.clone()), hour, 0, 20, 64);
+        let mut progress = ProgressDisplay::lines(Box::new(out.clone()), hour, 0, 20, 64);
         for step in 1..=20 {
-            progress.launch(step, 1.0 / step as f64, Rate::SAMPLE);
+            let values = [(&LOSS, 1.0 / step as f64), (&HIDDEN, 7.0), (&COUNT, 3.0)];
+            progress.launch(step, &values.into_iter().collect(), Rate::SAMPLE);
             if step == 10 {
                 progress.message("halfway");
             }
@@ -220,8 +235,8 @@ mod tests {
         assert_eq!(lines.len(), 3, "{text}");
         assert_eq!(left(&progress.rate, 0), "");
         assert!(left(&progress.rate, 5).ends_with("s left"));
-        assert_eq!(lines[..2], ["step 1/20 loss 1.0000", "halfway"]);
-        assert!(lines[2].starts_with("step 20/20 loss 0.0500  "), "{text}");
+        assert_eq!(lines[..2], ["step 1/20 loss 1.0000  dropped 3", "halfway"]);
+        assert!(lines[2].starts_with("step 20/20 loss 0.0500  dropped 3  "), "{text}");
         assert!(lines[2].ends_with(" examples/s"), "{text}");
     }
 

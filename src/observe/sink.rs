@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Error, Jsonl, RunEvent, RunInfo, RunProgress, Summary, SummaryFile, Terminal};
+use super::{Error, Jsonl, RunEvent, RunInfo, Summary, SummaryFile, Terminal};
 
 /// Waits until everything that a sink got before has been written, on any thread.
 pub type FlushLater = Box<dyn FnOnce() -> Result<(), Error> + Send>;
@@ -10,7 +10,8 @@ pub type FlushLater = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 /// Receives the events of a run.
 pub trait Sink {
     /// Handles an event. Between `Started` and `StepsEnded` this must not wait for a disk or a
-    /// network, because it is called between two launches. Errors are kept for [`Self::flush`].
+    /// network, because it is called between two launches: a [`Writer`](super::Writer) does that.
+    /// Errors are kept for [`Self::flush`].
     fn event(&mut self, event: &RunEvent);
 
     /// Waits until everything so far has been written. Called after `Started`, `StepsEnded` and
@@ -88,11 +89,6 @@ impl Sinks {
         self.iter_mut().filter_map(|sink| sink.flush_later()).collect()
     }
 
-    /// The progress of the run so far.
-    pub fn progress(&self) -> RunProgress {
-        self.summary.progress()
-    }
-
     /// The summary of the run.
     pub fn into_summary(self) -> Summary {
         self.summary.into_summary()
@@ -106,10 +102,14 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::observe::{EvalResult, LaunchMetrics, RunEnd, Status, StepEval, StepMetrics};
+    use crate::observe::{
+        EvalResult, LaunchMetrics, Metric, RunEnd, SlowProcess, Status, StepEval, StepMetrics,
+    };
+
+    static LOSS: Metric = Metric::number(Metric::LOSS);
 
     fn launch(steps: std::ops::Range<u64>, is_evaluated: bool) -> RunEvent {
-        let step = |step| StepMetrics { step, loss: 0.5, ..StepMetrics::default() };
+        let step = |step| StepMetrics { step, values: [(&LOSS, 0.5)].into_iter().collect() };
         let steps: Vec<_> = steps.map(step).collect();
         let num_steps = steps.len();
         RunEvent::Launch(LaunchMetrics {
@@ -136,7 +136,8 @@ mod tests {
         sinks.send(&launch(0..2, true));
         let metrics = [("recall", 0.75), ("top5_accuracy", f64::NAN)].into();
         let eval = EvalResult { loss: 0.25, metrics, ..EvalResult::default() };
-        sinks.send(&RunEvent::Evaluated(StepEval { step: 1, eval }));
+        let eval = StepEval { step: 1, eval };
+        sinks.send(&RunEvent::Evaluated { eval, is_best: true });
         sinks.send(&launch(2..4, false));
         // The evaluation of this one is given up.
         sinks.send(&launch(4..5, true));
@@ -165,6 +166,51 @@ mod tests {
         assert_eq!(summary["best_eval"]["eval_recall"], 0.75);
         assert!(summary["best_eval"].get("eval_accuracy").is_none(), "{summary}");
         assert_eq!(sinks.into_summary().eval_metrics, [("eval_recall".to_owned(), 0.75)].into());
+    }
+
+    #[test]
+    fn totals_and_slow_processes_are_in_the_lines_and_in_the_summary() {
+        static WAIT: Metric = Metric::number("wait_ms").summed_as("wait_secs");
+        let dir = tempfile::tempdir().unwrap();
+        let mut sinks = Sinks::start(Some(dir.path()), RunInfo::default()).unwrap();
+        let steps = (0..3).map(|step| StepMetrics {
+            step,
+            // The first step does not know.
+            values: (step > 0).then_some((&WAIT, 500.0 * step as f64)).into_iter().collect(),
+        });
+        for step in steps {
+            if step.step > 0 {
+                sinks.send(&RunEvent::ProcessSlow(SlowProcess {
+                    process_index: 7,
+                    host: "a".to_owned(),
+                    factor: 1.5,
+                    since_step: step.step,
+                    text: "process 7 is slow".to_owned(),
+                }));
+            }
+            let launch =
+                LaunchMetrics { steps: vec![step], num_steps: 1, ..LaunchMetrics::default() };
+            sinks.send(&RunEvent::Launch(launch));
+        }
+        sinks.send(&RunEvent::StepsEnded);
+        sinks.send(&RunEvent::Ended(RunEnd::default()));
+        assert!(sinks.flush().is_empty());
+        let text = fs::read_to_string(dir.path().join(Jsonl::FILE)).unwrap();
+        let slow = |step: u64| {
+            format!("[{{\"process_index\":7,\"host\":\"a\",\"factor\":1.5,\"since_step\":{step}}}]")
+        };
+        let expected = format!(
+            "{{\"step\":0}}\n{{\"step\":1,\"wait_ms\":500.0,\"slow_processes\":{}}}\n\
+             {{\"step\":2,\"wait_ms\":1000.0,\"slow_processes\":{}}}\n",
+            slow(1),
+            slow(2)
+        );
+        assert_eq!(text, expected);
+        let text = fs::read_to_string(dir.path().join(Summary::FILE)).unwrap();
+        let summary: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(summary["wait_secs"], 1.5);
+        let slow: Value = serde_json::from_str(&slow(2)).unwrap();
+        assert_eq!(summary["slow_processes"], slow);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::event::eval_field;
 use super::{
-    Error, FailedGeneration, RunEvent, RunProgress, Sink, StepEval, StepTimer, replace_file,
+    Error, FailedGeneration, Metric, RunEvent, Sink, SlowProcess, StepEval, StepTimer, replace_file,
 };
 
 /// A run as a whole. Values that are not known or not finite are `null` in JSON.
@@ -59,6 +59,9 @@ pub struct Summary {
     pub checkpoint_wait_secs: f64,
     /// Seconds in which they were written, beside the steps.
     pub checkpoint_write_secs: f64,
+    /// Sums over the steps of this process, in seconds: see [`Metric::total_secs`].
+    #[serde(flatten)]
+    pub totals: BTreeMap<&'static str, f64>,
     /// Number of values in the model's parameters.
     pub num_params: u64,
     /// Bytes of the state on one replica: parameters, model state and optimizer state.
@@ -81,9 +84,8 @@ pub struct Summary {
     pub resumed_from: Option<String>,
     /// Earlier attempts at the job under the same supervisor; all of them have failed.
     pub failed_generations: Vec<FailedGeneration>,
-    /// See [`RunInfo::best_metric`](super::RunInfo::best_metric).
-    #[serde(skip)]
-    pub best_metric: Option<String>,
+    /// Processes that were found to be slow, each as the last time.
+    pub slow_processes: Vec<SlowProcess>,
 }
 
 /// The state or outcome of a run.
@@ -105,7 +107,7 @@ impl Summary {
     /// The name of the file.
     pub const FILE: &'static str = "summary.json";
 
-    /// Adds an evaluation. Of equally good ones the first is the best.
+    /// Adds an evaluation.
     fn evaluated(&mut self, found: &StepEval) {
         let StepEval { step, eval } = found;
         (self.eval_step, self.eval_loss) = (Some(*step), Some(eval.loss));
@@ -117,10 +119,6 @@ impl Summary {
                 "top5_accuracy" => self.eval_top5_accuracy = Some(*value),
                 _ => drop(self.eval_metrics.insert(eval_field(name), *value)),
             }
-        }
-        let beats = |best: &StepEval| eval.is_better(&best.eval, self.best_metric.as_deref());
-        if eval.loss.is_finite() && self.best_eval.as_ref().is_none_or(beats) {
-            self.best_eval = Some(found.clone());
         }
     }
 
@@ -141,9 +139,6 @@ impl Summary {
 pub struct SummaryFile {
     dir: Option<PathBuf>,
     summary: Summary,
-    last_eval: Option<StepEval>,
-    /// The last step with a skipped update, from 0, and why it was skipped.
-    last_skipped: Option<(u64, String)>,
     timer: StepTimer,
     error: Option<Error>,
 }
@@ -152,30 +147,7 @@ impl SummaryFile {
     /// Without a directory nothing is written.
     pub fn new(dir: Option<&Path>) -> Self {
         let (summary, timer) = (Summary::default(), StepTimer::default());
-        Self {
-            dir: dir.map(Path::to_owned),
-            summary,
-            last_eval: None,
-            last_skipped: None,
-            timer,
-            error: None,
-        }
-    }
-
-    /// The progress of the run so far.
-    pub fn progress(&self) -> RunProgress {
-        RunProgress {
-            num_steps: self.summary.steps,
-            num_skipped: self.summary.num_skipped,
-            last_skipped: self
-                .last_skipped
-                .as_ref()
-                .filter(|(step, _)| step + 1 == self.summary.steps)
-                .map(|(_, reason)| reason.clone()),
-            final_loss: self.summary.final_loss,
-            eval: self.last_eval.clone(),
-            best_eval: self.summary.best_eval.clone(),
-        }
+        Self { dir: dir.map(Path::to_owned), summary, timer, error: None }
     }
 
     /// The summary.
@@ -191,7 +163,7 @@ impl SummaryFile {
 
 impl Sink for SummaryFile {
     fn event(&mut self, event: &RunEvent) {
-        let Self { summary, last_eval, last_skipped, timer, .. } = self;
+        let Self { summary, timer, .. } = self;
         match event {
             RunEvent::Started(info) => {
                 summary.planned_steps = info.planned_steps;
@@ -209,7 +181,6 @@ impl Sink for SummaryFile {
                 summary.version = info.version;
                 summary.resumed_from = info.resumed_from.clone();
                 summary.failed_generations = info.failed_generations.clone();
-                summary.best_metric = info.best_metric.clone();
                 let progress = &info.progress;
                 summary.steps = progress.num_steps;
                 summary.num_skipped = progress.num_skipped;
@@ -218,22 +189,28 @@ impl Sink for SummaryFile {
                     summary.evaluated(eval);
                 }
                 summary.best_eval = progress.best_eval.clone();
-                *last_eval = progress.eval.clone();
-                let last_step = progress.num_steps.saturating_sub(1);
-                *last_skipped = progress.last_skipped.clone().map(|reason| (last_step, reason));
                 self.save();
             }
             RunEvent::Launch(launch) => {
                 timer.record(launch.duration, launch.num_steps, launch.elapsed_secs);
+                let values = launch.steps.iter().flat_map(|step| step.values.iter());
+                for (metric, ms) in values {
+                    if let Some(field) = metric.total_secs {
+                        *summary.totals.entry(field).or_default() += ms / 1e3;
+                    }
+                }
                 if let Some(last) = launch.steps.last() {
                     summary.steps = last.step + 1;
-                    summary.final_loss = Some(last.loss);
-                    summary.num_skipped = last.num_skipped;
+                    summary.final_loss = last.values.get(Metric::LOSS);
+                    let num_skipped = last.values.get(Metric::NUM_SKIPPED);
+                    summary.num_skipped = num_skipped.map_or(0, |count| count as u64);
                 }
             }
-            RunEvent::Evaluated(found) => {
-                summary.evaluated(found);
-                *last_eval = Some(found.clone());
+            RunEvent::Evaluated { eval, is_best } => {
+                summary.evaluated(eval);
+                if *is_best {
+                    summary.best_eval = Some(eval.clone());
+                }
             }
             RunEvent::CheckpointSaved(saved) => {
                 summary.num_checkpoints += 1;
@@ -251,10 +228,15 @@ impl Sink for SummaryFile {
                 summary.examples_per_sec = rate.map(|rate| rate * summary.global_batch as f64);
                 self.save();
             }
-            RunEvent::UpdateSkipped { step, reason, .. } => {
-                *last_skipped = Some((*step, reason.clone()));
+            RunEvent::ProcessSlow(slow) => {
+                // A process may become slow again and again: the last time counts.
+                summary.slow_processes.retain(|other| other.process_index != slow.process_index);
+                summary.slow_processes.push(slow.clone());
             }
-            RunEvent::LockstepProved { .. } | RunEvent::Message(_) | RunEvent::StepsEnded => {}
+            RunEvent::UpdateSkipped { .. }
+            | RunEvent::LockstepProved { .. }
+            | RunEvent::Message(_)
+            | RunEvent::StepsEnded => {}
         }
     }
 
@@ -268,7 +250,6 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::observe::EvalResult;
 
     #[test]
     fn the_file_is_whole_replaced_and_valid_json() {
@@ -287,28 +268,5 @@ mod tests {
         assert!(read["final_loss"].is_null() && read["eval_loss"].is_null());
         let error = summary.save(&dir.path().join("gone")).unwrap_err().to_string();
         assert!(error.contains("gone/summary.json"), "{error}");
-    }
-
-    #[test]
-    fn the_best_evaluation_is_the_first_of_the_most_accurate_or_of_the_lowest_loss() {
-        let eval = |loss: f64, accuracy: Option<f64>| EvalResult {
-            loss,
-            metrics: accuracy.map(|accuracy| ("accuracy", accuracy)).into_iter().collect(),
-            ..EvalResult::default()
-        };
-        let best = |evals: &[EvalResult]| {
-            let mut summary = Summary::default();
-            for (step, eval) in (0..).zip(evals) {
-                summary.evaluated(&StepEval { step, eval: eval.clone() });
-            }
-            assert_eq!(summary.eval_step, (evals.len() as u64).checked_sub(1));
-            summary.best_eval.map(|best| best.step)
-        };
-        let accuracies = [(0.9, 0.5), (0.7, 0.8), (0.6, 0.8), (0.5, 0.7)];
-        assert_eq!(best(&accuracies.map(|(loss, accuracy)| eval(loss, Some(accuracy)))), Some(1));
-        let losses = [f64::NAN, 0.9, 0.5, 0.5, f64::NEG_INFINITY];
-        assert_eq!(best(&losses.map(|loss| eval(loss, None))), Some(2));
-        assert_eq!(best(&[eval(f64::INFINITY, Some(0.1))]), None);
-        assert_eq!(best(&[]), None);
     }
 }

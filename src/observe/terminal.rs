@@ -1,12 +1,12 @@
 //! The events of a run as a person sees them on stderr.
 
-use super::{Progress, RunEvent, Sink, StepEval, say};
+use super::{ProgressDisplay, RunEvent, Sink, StepEval, say};
 
 /// Shows progress and messages on stderr.
 #[derive(Default)]
 pub struct Terminal {
     /// From the start of the run on.
-    progress: Option<Progress>,
+    progress: Option<ProgressDisplay>,
 }
 
 impl Terminal {
@@ -22,7 +22,7 @@ impl Sink for Terminal {
     fn event(&mut self, event: &RunEvent) {
         match event {
             RunEvent::Started(info) => {
-                self.progress = Some(Progress::new(
+                self.progress = Some(ProgressDisplay::new(
                     info.progress.num_steps,
                     info.planned_steps,
                     info.global_batch,
@@ -30,13 +30,14 @@ impl Sink for Terminal {
             }
             RunEvent::Launch(launch) => {
                 if let (Some(progress), Some(last)) = (&mut self.progress, launch.steps.last()) {
-                    progress.launch(last.step + 1, last.loss, launch.duration);
+                    progress.launch(last.step + 1, &last.values, launch.duration);
                 }
             }
             RunEvent::UpdateSkipped { step, reason, num_skipped } => self.say(&format!(
                 "step {step}: {reason}; its update was skipped ({num_skipped} so far)"
             )),
-            RunEvent::Evaluated(eval) => self.say(&describe_eval(eval)),
+            RunEvent::Evaluated { eval, .. } => self.say(&describe_eval(eval)),
+            RunEvent::ProcessSlow(slow) => self.say(&format!("warning: {}", slow.text)),
             RunEvent::Message(text) => self.say(text),
             RunEvent::StepsEnded => {
                 if let Some(progress) = &mut self.progress {

@@ -2,8 +2,9 @@
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::abi::*;
 use super::plugin::call;
@@ -143,8 +144,43 @@ impl Completion {
         Ok(true)
     }
 
+    /// Notes, from now on, when every addressable device has finished or failed.
+    ///
+    /// # Errors
+    /// If the plugin does not tell.
+    pub fn note_end(&self) -> Result<EndTime> {
+        let num_left = AtomicUsize::new(self.0.events.len());
+        let end = EndTime(Arc::new(NotedEnd { num_left, at: OnceLock::new() }));
+        for event in &self.0.events {
+            let noted = Arc::clone(&end.0);
+            event.on_ready(move |_| {
+                if noted.num_left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    noted.at.get_or_init(Instant::now);
+                }
+            })?;
+        }
+        Ok(end)
+    }
+
     /// `true` if the launch is known to have ended without asking the plugin.
     pub(super) fn is_finished(&self) -> bool {
         self.0.finished.load(Ordering::Acquire)
+    }
+}
+
+/// When a launch ended on all addressable devices. Clones are of the same launch.
+#[derive(Clone, Debug)]
+pub struct EndTime(Arc<NotedEnd>);
+
+#[derive(Debug)]
+struct NotedEnd {
+    num_left: AtomicUsize,
+    at: OnceLock<Instant>,
+}
+
+impl EndTime {
+    /// The time; `None` before, and for a moment after [`Completion::wait`] has returned.
+    pub fn get(&self) -> Option<Instant> {
+        self.0.at.get().copied()
     }
 }

@@ -95,7 +95,7 @@ pub use compile_options::CompileOptions;
 pub use cpu::CpuWaits;
 pub use device::{Device, DeviceDescription, MemoryStats};
 pub use error::{Code, Error, Result};
-pub use event::Completion;
+pub use event::{Completion, EndTime};
 pub use executable::{Arg, Executable, Launch};
 pub use ffi::{
     AttentionSite, CallBuffers, CollectiveKind, CollectiveSite, ConvolutionSite, FlushedDenormals,

@@ -20,6 +20,7 @@ mod forward;
 mod gather;
 mod init;
 mod inputs;
+mod metrics;
 mod proof;
 mod repeat;
 mod section;
@@ -36,6 +37,7 @@ pub use finite::{first_nonfinite, recompute_if};
 pub use forward::{Forward, trace_forward};
 pub use gather::trace_gather;
 pub use init::trace_init;
+pub use metrics::{COMPUTED_METRICS, ComputedMetric, GRAD_NORM, METRICS, NONFINITE_LEAF};
 pub use proof::trace_proof;
 pub use repeat::repeat_step;
 pub use section::Section;
@@ -43,7 +45,7 @@ pub use signature::{
     BATCH, FINGERPRINTS, GATHERED, LEARNING_RATE, MAX, METRICS_OUTPUT, MIN, NUM_SKIPPED,
     REPLICA_LOSS, Results, SCORES, SEED, STEP, SUMS, Signature, SignatureError, WEIGHT, ema_path,
 };
-pub use train::{METRICS, trace_grad, trace_loss, trace_step};
+pub use train::{trace_grad, trace_loss, trace_step};
 
 /// Why a step cannot be built.
 #[derive(Debug, thiserror::Error)]

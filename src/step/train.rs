@@ -5,18 +5,13 @@ use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tree, trace};
 use super::accumulate::{Accumulate, Sequential, Sums};
 use super::finite::{first_nonfinite, recompute_if};
 use super::inputs::StepInputs;
+use super::metrics::{COMPUTED_METRICS, Measured};
 use super::{
     DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED, REPLICA_LOSS, STEP, Section,
     StepError, StepSpec,
 };
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
-
-/// The elements of the step's `metrics` output, in order: `[5]` of the parameters' dtype, the same
-/// on every replica. The loss is the mean over the global batch; `num_skipped` counts the updates
-/// skipped so far; `nonfinite_leaf` is 1 plus the index of the first leaf of the state with a next
-/// value that is not finite, or 0 if all are finite.
-pub const METRICS: [&str; 5] = ["loss", "grad_norm", "weight", "num_skipped", "nonfinite_leaf"];
 
 /// The mean loss of a batch: the state without `opt_state`, seed, batch -> loss.
 ///
@@ -98,9 +93,11 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
         t.next_state(STEP, inputs.step + 1.0);
         t.next_state(NUM_SKIPPED, num_skipped);
 
-        let [first, rest @ ..] = [loss, grad_norm, weight, num_skipped, nonfinite_leaf]
-            .map(|metric| metric.convert(spec.precision.params).reshape(&[1]));
-        t.output(METRICS_OUTPUT, first.concatenate(&rest, 0));
+        let measured = Measured { loss, grad_norm, weight, num_skipped, nonfinite_leaf };
+        let metrics = COMPUTED_METRICS.iter().map(|computed| (computed.value)(&measured));
+        let metrics = metrics.map(|metric| metric.convert(spec.precision.params).reshape(&[1]));
+        let metrics: Vec<_> = metrics.collect();
+        t.output(METRICS_OUTPUT, metrics[0].concatenate(&metrics[1..], 0));
         t.output_varying(REPLICA_LOSS, replica_loss, spec.plan.batch_axes());
     })?)
 }

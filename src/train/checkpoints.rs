@@ -128,16 +128,17 @@ impl Saver {
         }
         let leaves = copy_to_host(trainer.state())?;
         let waited = begun.elapsed();
-        let progress = recorder.progress();
+        let progress = recorder.progress().run();
         let saved_at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let run = RunRecord {
             step,
             position: position(step, self.steps_per_epoch),
-            progress: progress_to_json(&progress),
+            progress: progress_to_json(progress),
             saved_at: saved_at.map_or(0.0, |time| time.as_secs_f64()),
             ..self.run.clone()
         };
-        let best = progress.best_eval.filter(|_| self.keep_best).map(|best| best.step + 1);
+        let best = progress.best_eval.as_ref().filter(|_| self.keep_best);
+        let best = best.map(|best| best.step + 1);
         let (shards, keep, keep_every) = (self.shards.clone(), self.keep, self.keep_every);
         let is_kept = move |step| is_multiple(step, keep_every) || Some(step) == best;
         let flush = recorder.flush_later();

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use super::checkpoints::Saver;
 use super::events::{Due, DueSteps};
+use super::host_metrics::LaunchTimes;
 use super::nonfinite::SkippedUpdates;
 use super::processes::{Agreed, Agreement, Processes};
-use super::recorder::{LaunchTimes, Recorder};
+use super::recorder::Recorder;
 use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Trainer};
 use crate::cluster::Phase;
 use crate::data::{Prefetch, Prefetched, TrainBatches};
@@ -44,7 +45,7 @@ pub(super) struct Loop<'a> {
     batches: Prefetch<DeviceBatch, pjrt::Error>,
     /// Launches without recorded metrics, oldest first.
     unrecorded: VecDeque<UnrecordedLaunch>,
-    /// When the previous launch ended.
+    /// When the previous launch ended, or what was done after it.
     last_end: Instant,
     skipped: SkippedUpdates,
     /// `true` after the first launch.
@@ -81,7 +82,7 @@ impl<'a> Loop<'a> {
         let launches = due_steps.launches(trainer.steps_taken(), run.steps_per_launch as u64);
         let launches = launches.map(move |steps| batches.launch(steps));
         let batches = Prefetch::start(launches, 1, move |batches| sender.send(batches))?;
-        let skipped = SkippedUpdates::new(run.on_nonfinite, recorder.progress());
+        let skipped = SkippedUpdates::new(run.on_nonfinite, recorder.progress().run());
         let unrecorded = VecDeque::new();
         let last_end = Instant::now();
         Ok(Self {
@@ -123,7 +124,8 @@ impl<'a> Loop<'a> {
     fn take_steps(&mut self) -> Result<End, Error> {
         let total_steps = self.due_steps.total_steps();
         let resumed_at = self.trainer.steps_taken();
-        let last_eval = self.recorder.progress().eval.filter(|eval| eval.step + 1 == resumed_at);
+        let last_eval = self.recorder.progress().run().eval.as_ref();
+        let last_eval = last_eval.filter(|eval| eval.step + 1 == resumed_at);
         let mut eval_loss = last_eval.map(|eval| eval.eval.loss);
         // A run that was stopped during an evaluation makes it now.
         if resumed_at > 0 && self.due_steps.after(resumed_at).evaluation && eval_loss.is_none() {
@@ -136,7 +138,10 @@ impl<'a> Loop<'a> {
         let mut agreed = self.agree()?;
         // A request from before the first step is met after it.
         let mut requested = std::mem::take(&mut agreed.must_save);
-        while self.trainer.steps_taken() < total_steps && !agreed.stop && !self.ends_early() {
+        while self.trainer.steps_taken() < total_steps
+            && !agreed.stop
+            && !self.recorder.progress().ends_early()
+        {
             let Some(batch) = self.next_batch()? else { break };
             self.launch(batch)?;
             agreed = self.agree()?;
@@ -152,13 +157,14 @@ impl<'a> Loop<'a> {
             if due.evaluation {
                 eval_loss = self.evaluate()?;
             }
-            let is_best = due.evaluation && self.is_best();
+            let num_steps = self.trainer.steps_taken();
+            let is_best = due.evaluation && self.recorder.progress().saves_best(num_steps);
             if due.checkpoint || is_best {
-                self.save(must_save || is_best || self.trainer.steps_taken() >= total_steps)?;
+                self.save(must_save || is_best || num_steps >= total_steps)?;
             }
         }
         let num_steps = self.trainer.steps_taken();
-        let ends_early = self.ends_early();
+        let ends_early = self.recorder.progress().ends_early();
         if num_steps < self.due_steps.total_steps() {
             self.record_all_but(0)?;
             if self.due_steps.has_proofs() {
@@ -232,19 +238,27 @@ impl<'a> Loop<'a> {
                 true => None,
                 false => self.processes.waiting("taking the first step"),
             };
+            let (launched, end) = steps.times();
             let mut results = self.trainer.finish(steps)?;
             drop(waiting);
+            let collective_wait = self.processes.take_waited();
             self.has_recorded = true;
             self.trainer.compile_later(self.due_steps.has_proofs());
             for result in results.iter_mut().filter(|result| !result.is_finite()) {
                 let replicas = std::mem::take(&mut result.nonfinite_replicas);
                 result.nonfinite_replicas = self.processes.gather("nonfinite", replicas)?.concat();
             }
-            let end = Instant::now();
-            let total = end - std::mem::replace(&mut self.last_end, end);
+            // The launch may have ended while the loop waited for something else.
+            let end = end.get().unwrap_or_else(Instant::now);
+            let last_end = std::mem::replace(&mut self.last_end, end);
+            let (total, num_steps) = (end.saturating_duration_since(last_end), results.len());
+            let delay = launched.saturating_duration_since(last_end);
             let first = results.first().map_or(0, |result| result.step);
-            self.processes.steps_done(first..first + results.len() as u64, total);
-            let times = LaunchTimes { num_steps: results.len(), total, host, data_wait };
+            self.processes.steps_done(first..first + num_steps as u64, total, collective_wait);
+            let times = LaunchTimes { num_steps, total, delay, host, data_wait, collective_wait };
+            for slow in self.processes.take_slow() {
+                self.recorder.process_slow(slow);
+            }
             let skipped = |result: &StepResult, reason: &str| {
                 self.recorder.update_skipped(result, reason);
             };
@@ -257,19 +271,9 @@ impl<'a> Loop<'a> {
         Ok(())
     }
 
-    /// `true` if the last `train.patience` evaluations were not better than the best one. Follows
-    /// from what checkpoints hold, and is alike in all processes.
-    fn ends_early(&self) -> bool {
-        let config = &self.job.config.train;
-        let progress = self.recorder.progress();
-        let Some(eval) = progress.eval.filter(|_| config.patience > 0) else { return false };
-        let best = progress.best_eval.map_or(0, |best| best.step + 1);
-        (eval.step + 1).saturating_sub(best) >= config.patience.saturating_mul(config.eval_every)
-    }
-
     fn say_why_early(&mut self) {
         let patience = self.job.config.train.patience;
-        let best = self.recorder.progress().best_eval;
+        let best = self.recorder.progress().run().best_eval.as_ref();
         let kept = match (self.job.config.checkpoint.keep_best, &self.saver) {
             (true, Some(_)) => "; `lockstep checkpoint list` shows where its state is",
             _ => "; checkpoint.keep_best = true keeps its state",
@@ -283,22 +287,13 @@ impl<'a> Loop<'a> {
         ));
     }
 
-    /// `true` if the state of the best evaluation so far is to be saved, and that is the current
-    /// one.
-    fn is_best(&self) -> bool {
-        let best = self.recorder.progress().best_eval;
-        self.job.config.checkpoint.keep_best
-            && best.is_some_and(|best| best.step + 1 == self.trainer.steps_taken())
-    }
-
     /// Starts to save a checkpoint. One that is not needed is skipped if the one before is still
     /// being written.
     fn save(&mut self, must_save: bool) -> Result<(), Error> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         self.processes.phase(Phase::Checkpoint, self.trainer.steps_taken());
         saver.save(self.trainer, self.recorder, must_save)?;
-        // Its time is not part of the next step's.
-        self.last_end = Instant::now();
+        self.start_step_clock();
         Ok(())
     }
 
@@ -312,8 +307,7 @@ impl<'a> Loop<'a> {
         self.trainer.prove_among(self.processes)?;
         drop(waiting);
         self.recorder.lockstep_proved(self.trainer.steps_taken());
-        // Its time is not part of the next step's.
-        self.last_end = Instant::now();
+        self.start_step_clock();
         Ok(())
     }
 
@@ -333,8 +327,13 @@ impl<'a> Loop<'a> {
         if let Some(eval) = eval {
             self.recorder.evaluated(self.trainer.steps_taken(), eval);
         }
-        // As above.
-        self.last_end = Instant::now();
+        self.start_step_clock();
         Ok(loss)
+    }
+
+    /// What was done since the last launch is not part of the next step's times.
+    fn start_step_clock(&mut self) {
+        self.last_end = Instant::now();
+        let _ = self.processes.take_waited();
     }
 }

@@ -14,8 +14,8 @@ pub(super) struct SkippedUpdates {
 
 impl SkippedUpdates {
     /// For a run that has come to `progress`.
-    pub fn new(on_nonfinite: OnNonfinite, progress: RunProgress) -> Self {
-        let last = progress.last_skipped.map(|what| (what, progress.num_skipped));
+    pub fn new(on_nonfinite: OnNonfinite, progress: &RunProgress) -> Self {
+        let last = progress.last_skipped.clone().map(|what| (what, progress.num_skipped));
         Self { on_nonfinite, last }
     }
 
@@ -74,15 +74,7 @@ mod tests {
     use super::*;
 
     fn result(step: u64, num_skipped: u64) -> StepResult {
-        StepResult {
-            step,
-            lr: 0.1,
-            loss: 1.0,
-            grad_norm: 1.0,
-            num_skipped,
-            nonfinite_replicas: vec![],
-            nonfinite_leaf: None,
-        }
+        StepResult { step, loss: 1.0, grad_norm: 1.0, num_skipped, ..StepResult::default() }
     }
 
     /// The steps that are kept and those that are reported, and the error.
@@ -99,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_first_update_that_is_left_out_stops_the_run() {
-        let mut skipped = SkippedUpdates::new(OnNonfinite::Stop, RunProgress::default());
+        let mut skipped = SkippedUpdates::new(OnNonfinite::Stop, &RunProgress::default());
         let bad = StepResult { grad_norm: f64::INFINITY, ..result(1, 1) };
         let (num_kept, reported, checked) =
             check(&mut skipped, vec![result(0, 0), bad, result(2, 2), result(3, 3)]);
@@ -110,14 +102,14 @@ mod tests {
 
     #[test]
     fn only_a_last_update_that_was_left_out_is_an_error() {
-        let mut skipped = SkippedUpdates::new(OnNonfinite::Skip, RunProgress::default());
+        let mut skipped = SkippedUpdates::new(OnNonfinite::Skip, &RunProgress::default());
         let bad = StepResult { grad_norm: f64::INFINITY, ..result(0, 1) };
         let (num_kept, reported, checked) = check(&mut skipped, vec![bad, result(1, 1)]);
         assert_eq!((num_kept, reported), (2, vec!["0: the gradient's norm is inf".to_owned()]));
         checked.unwrap();
         skipped.check_last(2).unwrap();
 
-        let mut skipped = SkippedUpdates::new(OnNonfinite::Skip, RunProgress::default());
+        let mut skipped = SkippedUpdates::new(OnNonfinite::Skip, &RunProgress::default());
         let leaf = Some("params.w".to_owned());
         let bad = StepResult { nonfinite_leaf: leaf, ..result(1, 1) };
         let (num_kept, reported, checked) = check(&mut skipped, vec![result(0, 0), bad]);

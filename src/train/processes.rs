@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Error, Stop};
-use crate::cluster::{GenerationEnd, Member, Phase, Session, Wish};
+use crate::cluster::{GenerationEnd, Member, Phase, Session, SlowPeer, Wish};
 use crate::observe::{FailedGeneration, Waiting, say};
 use crate::pjrt::{Placement, Process};
 
@@ -92,11 +92,23 @@ impl<'a> Processes<'a> {
         }
     }
 
-    /// Reports steps that have ended, and the time of all of them.
-    pub fn steps_done(&self, steps: Range<u64>, duration: Duration) {
+    /// As [`Member::take_waited`]; `None` for one process alone, which waits for nobody.
+    pub fn take_waited(&self) -> Option<Duration> {
+        self.member?.take_waited()
+    }
+
+    /// Processes that were found to be slow since the last call; none but in the first process.
+    pub fn take_slow(&self) -> Vec<SlowPeer> {
+        self.session().map_or_else(Vec::new, Session::take_slow)
+    }
+
+    /// Reports steps that have ended, the time of all of them, and how long this process waited for
+    /// others in them, if it knows.
+    pub fn steps_done(&self, steps: Range<u64>, duration: Duration, waited: Option<Duration>) {
         if let Some(member) = self.member {
             let num_steps = (steps.end - steps.start).max(1) as u32;
-            member.steps_done(steps, duration / num_steps);
+            let waited = waited.unwrap_or_default();
+            member.steps_done(steps, duration / num_steps, waited / num_steps);
         }
     }
 

@@ -1,42 +1,33 @@
 //! Turns what the loop learns into [`RunEvent`]s for the sinks of the run, and writes the final
 //! parameters.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use hlo::{Literal, Tree};
 
+use super::host_metrics::{HostStep, LaunchTimes};
 use super::processes::Processes;
+use super::progress::Progress;
 use super::progress_record::progress_of;
 use super::run_dir::{CONFIG_FILE, RunDir};
 use super::{Error, Job, Outcome, Run, StepResult, Trainer, params_file};
 use crate::checkpoint::Checkpoint;
+use crate::cluster::SlowPeer;
 use crate::config::MeshConfig;
 use crate::observe::{
     self, EvalResult, FlushLater, LaunchMetrics, RunEnd, RunEvent, RunInfo, RunProgress,
-    SavedCheckpoint, Sinks, Status, StepEval, StepMetrics, replace_file,
+    SavedCheckpoint, Sinks, SlowProcess, Status, StepEval, replace_file,
 };
 use crate::state;
 
 /// Sends events to the sinks of a run.
 pub(super) struct Recorder {
     dir: Option<RunDir>,
+    progress: Progress,
     sinks: Sinks,
     started: Instant,
     global_batch: usize,
     steps_per_epoch: f64,
-}
-
-/// Where the time of a launch went.
-#[derive(Clone, Copy)]
-pub(super) struct LaunchTimes {
-    /// Steps that were launched, including those after one that stops the run.
-    pub num_steps: usize,
-    /// From the end of the previous launch to the end of this one.
-    pub total: Duration,
-    /// The host's work to launch it.
-    pub host: Duration,
-    /// Time that the loop waited for its batch.
-    pub data_wait: Duration,
 }
 
 impl Recorder {
@@ -55,6 +46,10 @@ impl Recorder {
     ) -> Result<Self, Error> {
         // As the configuration spells it.
         let precision = serde_json::to_value(job.config.train.precision).unwrap_or_default();
+        let progress = resumed.map_or_else(RunProgress::default, |from| {
+            let metrics = trainer.eval_metrics();
+            progress_of(from.run().step, &from.run().progress, &metrics)
+        });
         let state_bytes = trainer.state().leaves().map(|leaf| leaf.num_bytes() as u64);
         let info = RunInfo {
             elapsed_secs: started.elapsed().as_secs_f64(),
@@ -76,11 +71,7 @@ impl Recorder {
             version: env!("CARGO_PKG_VERSION"),
             resumed_from: resumed.map(|from| from.location().to_string()),
             failed_generations: processes.failed_generations(),
-            best_metric: job.config.train.best_metric.clone(),
-            progress: resumed.map_or_else(RunProgress::default, |from| {
-                let metrics = trainer.eval_metrics();
-                progress_of(from.run().step, &from.run().progress, &metrics)
-            }),
+            progress: progress.clone(),
         };
         let sinks = match &dir {
             Some(dir) => {
@@ -97,6 +88,7 @@ impl Recorder {
         };
         Ok(Self {
             dir,
+            progress: Progress::new(job.config, progress),
             sinks,
             started,
             global_batch: run.batch.global_batch(),
@@ -107,28 +99,11 @@ impl Recorder {
     /// Records the steps of a launch. `is_evaluated` says whether an evaluation follows the last of
     /// them.
     pub fn launch(&mut self, results: &[StepResult], times: LaunchTimes, is_evaluated: bool) {
-        let ms = |time: Duration| time.as_secs_f64() * 1e3 / times.num_steps as f64;
-        let (step_ms, host_ms, data_wait_ms) =
-            (ms(times.total), ms(times.host), ms(times.data_wait));
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let time = time.map_or(f64::NAN, |time| time.as_secs_f64());
-        let metrics = |result: &StepResult| {
-            let num_steps = result.step + 1;
-            StepMetrics {
-                step: result.step,
-                time,
-                epoch: num_steps as f64 / self.steps_per_epoch,
-                examples: num_steps * self.global_batch as u64,
-                loss: result.loss,
-                lr: result.lr,
-                grad_norm: result.grad_norm,
-                num_skipped: result.num_skipped,
-                step_ms,
-                host_ms,
-                data_wait_ms,
-                examples_per_sec: self.global_batch as f64 / step_ms * 1e3,
-            }
-        };
+        let (global_batch, steps_per_epoch) = (self.global_batch, self.steps_per_epoch);
+        let metrics =
+            |result| HostStep { result, times, time, global_batch, steps_per_epoch }.metrics();
         let launch = LaunchMetrics {
             steps: results.iter().map(metrics).collect(),
             num_steps: times.num_steps,
@@ -136,14 +111,23 @@ impl Recorder {
             elapsed_secs: self.started.elapsed().as_secs_f64(),
             is_evaluated,
         };
+        self.progress.launched(results);
         self.sinks.send(&RunEvent::Launch(launch));
     }
 
     /// Records that the update of a step was skipped.
     pub fn update_skipped(&mut self, result: &StepResult, reason: &str) {
         let (step, num_skipped) = (result.step, result.num_skipped);
+        self.progress.skipped(step, reason);
         let reason = reason.to_owned();
         self.sinks.send(&RunEvent::UpdateSkipped { step, reason, num_skipped });
+    }
+
+    /// Records that a process is slow.
+    pub fn process_slow(&mut self, slow: SlowPeer) {
+        let SlowPeer { process_index, host, factor, since_step, text } = slow;
+        let slow = SlowProcess { process_index, host, factor, since_step, text };
+        self.sinks.send(&RunEvent::ProcessSlow(slow));
     }
 
     /// Records that all replicas hold the same state after `num_steps` steps.
@@ -158,12 +142,14 @@ impl Recorder {
 
     /// Records an evaluation after `num_steps` steps.
     pub fn evaluated(&mut self, num_steps: u64, eval: EvalResult) {
-        self.sinks.send(&RunEvent::Evaluated(StepEval { step: num_steps.saturating_sub(1), eval }));
+        let eval = StepEval { step: num_steps.saturating_sub(1), eval };
+        let is_best = self.progress.evaluated(&eval);
+        self.sinks.send(&RunEvent::Evaluated { eval, is_best });
     }
 
     /// The progress of the run so far.
-    pub fn progress(&self) -> RunProgress {
-        self.sinks.progress()
+    pub fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     /// Waits for the lines of all steps so far, on another thread.

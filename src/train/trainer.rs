@@ -18,11 +18,12 @@ use super::{Error, Run};
 use crate::checkpoint::Checkpoint;
 use crate::data::HostBatch;
 use crate::lowering::Lowering;
-use crate::observe::StartupSpans;
-use crate::pjrt::{Arg, Buffers, Client, Completion, Placement};
+use crate::observe::{Metric, MetricValues, StartupSpans};
+use crate::pjrt::{Arg, Buffers, Client, Completion, EndTime, Placement};
 use crate::state::State;
 use crate::step::{
-    BATCH, LEARNING_RATE, METRICS, METRICS_OUTPUT, REPLICA_LOSS, SEED, Section, ema_path,
+    BATCH, COMPUTED_METRICS, GRAD_NORM, LEARNING_RATE, METRICS_OUTPUT, NONFINITE_LEAF,
+    REPLICA_LOSS, SEED, Section, ema_path,
 };
 
 /// The batches of a launch, on their way to the devices: the step's `batch.*` inputs by name.
@@ -57,6 +58,8 @@ pub struct PendingSteps {
     metrics: Buffers,
     replica_loss: Buffers,
     done: Completion,
+    launched: Instant,
+    end: EndTime,
     /// Inputs and donated buffers of the steps, kept until they have ended.
     _inputs: (DeviceBatch, Buffers, Vec<Buffers>),
 }
@@ -66,10 +69,15 @@ impl PendingSteps {
     pub(super) fn wait(&self) -> Result<(), Error> {
         Ok(self.done.wait()?)
     }
+
+    /// When they were launched, and when they end.
+    pub(super) fn times(&self) -> (Instant, EndTime) {
+        (self.launched, self.end.clone())
+    }
 }
 
-/// The metrics of a step.
-#[derive(Clone, Debug, PartialEq)]
+/// The metrics of a step. Those that decide how the run goes on are fields.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepResult {
     /// The step, from 0.
     pub step: u64,
@@ -85,6 +93,8 @@ pub struct StepResult {
     pub nonfinite_replicas: Vec<usize>,
     /// The first leaf of the state with a next value that was not finite.
     pub nonfinite_leaf: Option<String>,
+    /// All that the program computes: [`COMPUTED_METRICS`].
+    pub metrics: MetricValues,
 }
 
 impl StepResult {
@@ -334,6 +344,7 @@ impl Trainer {
         let placement = program.executable.placement();
         let rate = self.client.upload_on(placement, &replicated(rate, placement))?;
         let leaves = self.state.take().into_iter().map(Arg::Donate);
+        let launched = Instant::now();
         let NamedLaunch { mut results, done, spent } = program.call(leaves, |name| match name {
             SEED => Some(Arg::Borrow(&self.seed)),
             LEARNING_RATE => Some(Arg::Borrow(&rate)),
@@ -342,8 +353,8 @@ impl Trainer {
         let first = self.state.num_steps();
         let (metrics, replica_loss) = (results.take(METRICS_OUTPUT)?, results.take(REPLICA_LOSS)?);
         self.state.put(results.leaves, rates.len() as u64);
-        let inputs = (batch, rate, spent);
-        Ok(PendingSteps { first, rates, metrics, replica_loss, done, _inputs: inputs })
+        let (end, _inputs) = (done.note_end()?, (batch, rate, spent));
+        Ok(PendingSteps { first, rates, metrics, replica_loss, done, launched, end, _inputs })
     }
 
     /// Waits for the metrics of launched steps.
@@ -355,21 +366,22 @@ impl Trainer {
         // The copy is not requested earlier, because XLA's CPU backend would block there until the
         // step ends.
         let metrics = metrics.first_to_host()?.wait()?.to_f64();
-        let steps = rates.into_iter().zip(metrics.chunks(METRICS.len())).enumerate();
-        let result = |(i, (lr, metrics)): (usize, (f64, &[f64]))| {
-            let [loss, grad_norm, _weight, num_skipped, nonfinite_leaf] = *metrics else {
-                unreachable!("the step's program returns five metrics");
-            };
-            let place = (nonfinite_leaf as usize).checked_sub(1);
+        let steps = rates.into_iter().zip(metrics.chunks(COMPUTED_METRICS.len())).enumerate();
+        let result = |(i, (lr, values)): (usize, (f64, &[f64]))| {
+            let names = COMPUTED_METRICS.iter().map(|computed| &computed.metric);
+            let metrics: MetricValues = names.zip(values.iter().copied()).collect();
+            let value = |name| metrics.get(name).unwrap_or(f64::NAN);
+            let place = (value(NONFINITE_LEAF) as usize).checked_sub(1);
             let nonfinite_leaf = place.and_then(|place| self.state.specs().paths().nth(place));
             let mut result = StepResult {
                 step: first + i as u64,
                 lr,
-                loss,
-                grad_norm,
-                num_skipped: num_skipped as u64,
+                loss: value(Metric::LOSS),
+                grad_norm: value(GRAD_NORM),
+                num_skipped: value(Metric::NUM_SKIPPED) as u64,
                 nonfinite_replicas: vec![],
                 nonfinite_leaf: nonfinite_leaf.map(str::to_owned),
+                metrics,
             };
             if !result.is_finite() {
                 for replica in replica_loss.placement().replicas() {

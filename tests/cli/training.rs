@@ -12,7 +12,7 @@ use super::{
     train_args,
 };
 
-const STEP_FIELDS: [&str; 12] = [
+const STEP_FIELDS: [&str; 13] = [
     "step",
     "time",
     "epoch",
@@ -22,13 +22,16 @@ const STEP_FIELDS: [&str; 12] = [
     "grad_norm",
     "num_skipped",
     "step_ms",
+    "launch_delay_ms",
     "host_ms",
     "data_wait_ms",
     "examples_per_sec",
 ];
 const EVAL_FIELDS: [&str; 3] = ["eval_loss", "eval_accuracy", "eval_top5_accuracy"];
-const SUMMARY_FIELDS: [&str; 32] = [
+const SUMMARY_FIELDS: [&str; 34] = [
     "failed_generations",
+    "slow_processes",
+    "launch_delay_secs",
     "num_checkpoints",
     "checkpoint_wait_secs",
     "checkpoint_write_secs",
@@ -174,6 +177,13 @@ fn a_run_leaves_metrics_summary_and_parameters() {
     let secs = steps[1..].iter().map(|line| line["step_ms"].as_f64().unwrap()).sum::<f64>() / 1e3;
     let rate = summary["examples_per_sec"].as_f64().unwrap();
     assert!((rate / (43.0 * 64.0 / secs) - 1.0).abs() < 1e-6, "{rate} and {secs} s");
+
+    let field = |name: &str| steps.iter().map(|line| line[name].as_f64().unwrap()).collect();
+    let [delays, times]: [Vec<f64>; 2] = ["launch_delay_ms", "step_ms"].map(field);
+    assert!(delays[0] > 0.0, "nothing is launched before the first step");
+    assert!(delays.iter().zip(&times).all(|(delay, time)| delay <= time), "{delays:?} {times:?}");
+    let total = summary["launch_delay_secs"].as_f64().unwrap();
+    assert!((total / (delays.iter().sum::<f64>() / 1e3) - 1.0).abs() < 1e-6, "{total}");
 
     // The same run elsewhere is the same bit for bit, from the configuration that it has left, too.
     let other = dir.path().join("runs/second");

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use super::{CARGO_DIR, DIGITS, alone, assert_same_run, launch, run, summary, text, train};
+use super::{
+    CARGO_DIR, DIGITS, alone, assert_same_run, launch, metrics, run, summary, text, train,
+};
 
 /// Runs of one process with all replicas, of two and of four.
 fn compare(dir: &Path, name: &str, config: &str, sets: &[&str], numbers: &[usize]) {
@@ -15,6 +17,11 @@ fn compare(dir: &Path, name: &str, config: &str, sets: &[&str], numbers: &[usize
         run(dir, &launch(processes, &[], &args)).succeeded();
         assert_eq!(summary(&out(processes))["num_processes"], processes, "{name}");
         assert_same_run(&out(1), &out(processes));
+        let waits = metrics(&out(processes));
+        let waits: Vec<_> = waits.iter().map(|line| line["collective_wait_ms"].as_f64()).collect();
+        let total: f64 = waits.iter().map(|wait| wait.unwrap()).sum();
+        let told = summary(&out(processes))["collective_wait_secs"].as_f64().unwrap();
+        assert!(total > 0.0 && (told / (total / 1e3) - 1.0).abs() < 1e-6, "{told} {waits:?}");
     }
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use lockstep::cluster::{
     AgreedWish, Cause, Contact, Coordinator, CoordinatorOptions, Directive, Error, JobChange,
-    JoinOptions, Phase, Report, Secret, Session, StepTimes, SupervisorOptions, SupervisorSession,
-    Watcher, Wish,
+    JoinOptions, Phase, Report, Secret, Session, SlowPeer, StepTimes, SupervisorOptions,
+    SupervisorSession, Watcher, Wish,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -161,6 +161,32 @@ fn processes_join_meet_and_leave() {
     assert!(cluster.coordinator.as_ref().unwrap().wait_until_ended(SECOND));
     let changes = cluster.log.changes.lock().unwrap();
     assert!(changes.contains(&JobChange::Ended { is_success: true, text: "done".to_owned() }));
+}
+
+#[test]
+fn only_the_first_process_hears_who_is_slow() {
+    let cluster = Cluster::start(2);
+    let sessions = cluster.join_all();
+    let slow = |since_step| SlowPeer {
+        process_index: 1,
+        host: "host1".to_owned(),
+        factor: 1.5,
+        since_step,
+        text: "process 1 is slow".to_owned(),
+    };
+    let coordinator = cluster.coordinator.as_ref().unwrap();
+    for since_step in [3, 9] {
+        coordinator.name_slow(&slow(since_step));
+        let mut heard = vec![];
+        wait_for("the news", || {
+            heard.extend(sessions[0].take_slow());
+            !heard.is_empty()
+        });
+        assert_eq!(heard, [slow(since_step)]);
+    }
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(sessions[0].take_slow(), []);
+    assert_eq!(sessions[1].take_slow(), []);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Batches on any number of replicas, evaluation that covers everything once, and the data thread.
 
 use std::convert::Infallible;
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,9 +11,70 @@ use std::time::{Duration, Instant};
 use hlo::{DType, Literal};
 use lockstep::config::{self, Config};
 use lockstep::data::{
-    Error, EvalBatches, HostBatch, Prefetch, PrefetchError, Purpose, Source, Synthetic,
+    Error, EvalBatches, Field, HostBatch, Prefetch, PrefetchError, Purpose, Source, Synthetic,
     TrainBatches, open, open_for,
 };
+use lockstep::train;
+
+/// As another source, but for one example that takes long to be read.
+struct Slow {
+    source: Arc<dyn Source>,
+    example: u64,
+    time: Duration,
+}
+
+impl Source for Slow {
+    fn num_examples(&self) -> u64 {
+        self.source.num_examples()
+    }
+
+    fn num_outputs(&self) -> usize {
+        self.source.num_outputs()
+    }
+
+    fn fields(&self) -> &[Field] {
+        self.source.fields()
+    }
+
+    fn read(&self, example: u64, epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
+        if example == self.example && epoch.is_some() {
+            sleep(self.time);
+        }
+        self.source.read(example, epoch, out)
+    }
+}
+
+#[test]
+fn a_slow_example_is_a_delay_of_the_launch_that_needs_it() {
+    let text = r#"
+        model = { name = "mlp", hidden = [8] }
+        data = { source = "synthetic", image = [1, 2, 2] }
+        train = { global_batch = 8, steps = 40 }
+        optimizer = { name = "sgd" }
+        schedule = { name = "constant", peak = 0.1 }
+        mesh = { data = 1 }
+    "#;
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config::parse(text, Path::new("/runs/test.toml"), &[]).unwrap();
+    let mut splits = open(&config).unwrap();
+    // The loop is several launches ahead of the metrics that it records, so that nothing but the
+    // end of each step tells where the time went.
+    let time = Duration::from_millis(600);
+    splits.train = Arc::new(Slow { source: splits.train, example: 200, time });
+    let model = config.model.build(splits.train.num_outputs());
+    let job = train::Job { config: &config, model: &*model, splits: &splits };
+    let out = Some(dir.path().join("run"));
+    let options = train::Options { out, ..train::Options::default() };
+    let outcome = train::train(&job, &options).unwrap().success().unwrap();
+    let lines = fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    let read = |line| serde_json::from_str::<serde_json::Value>(line).unwrap();
+    let lines: Vec<_> = lines.lines().map(read).collect();
+    let ms = |line: &serde_json::Value, field: &str| line[field].as_f64().unwrap();
+    let waited = lines.iter().skip(1).find(|line| ms(line, "data_wait_ms") > 300.0).unwrap();
+    assert!(ms(waited, "launch_delay_ms") > 300.0, "{waited}");
+    assert!(ms(waited, "step_ms") > 300.0, "{waited}");
+    assert!(outcome.summary.totals["launch_delay_secs"] > 0.3);
+}
 
 fn source(num_examples: usize) -> Arc<dyn Source> {
     Arc::new(Synthetic::splits(3, num_examples, &[2], 4).0)

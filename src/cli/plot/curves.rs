@@ -8,7 +8,7 @@ use hlo::counted;
 
 use super::run::{RecordedRun, RecordedStep, printable};
 use crate::cli::args::{PlotArgs, PlotX};
-use crate::cli::figure::{self, Figure, Line, Look, Panel, PlotAxis, PlotCurve, Scale};
+use crate::figure::{self, Figure, Line, Look, Panel, PlotAxis, PlotCurve, Scale};
 
 /// Most metrics: each has a diagram.
 const MAX_METRICS: usize = 12;
@@ -218,6 +218,7 @@ fn traced(runs: &[RecordedRun], x: PlotX) -> Result<(Cow<'static, str>, Scale, V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::picture;
 
     #[test]
     fn a_mean_starts_with_the_first_value_and_gaps_do_not_count() {
@@ -265,8 +266,8 @@ mod tests {
                         assert!(lines.iter().map(width).max().unwrap() <= columns, "{lines:#?}");
                     }
                     let path = dir.path().join("a.svg");
-                    let file = figure::new_file("--to", &path, true, |_| true).unwrap();
-                    figure::save(file, &figure).unwrap();
+                    let file = picture::new_file("--to", &path, true, |_| true).unwrap();
+                    picture::save(file, &figure).unwrap();
                     let svg = std::fs::read_to_string(&path).unwrap();
                     assert!(
                         !svg.contains("NaN") && !svg.contains("inf"),

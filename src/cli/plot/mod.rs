@@ -10,7 +10,8 @@ use anyhow::Result;
 
 use super::args::PlotArgs;
 use super::output::never;
-use super::{figure, print_line, print_lines};
+use super::{picture, print_line, print_lines};
+use crate::figure;
 use crate::observe::stdout_columns;
 use curves::figure_of;
 use run::{RecordedRun, names};
@@ -24,14 +25,14 @@ const MIN_COLUMNS: usize = 40;
 pub fn run(args: &PlotArgs) -> Result<ExitCode> {
     let file = args.to.as_deref();
     let file =
-        file.map(|path| figure::new_file("--to", path, args.overwrite, never)).transpose()?;
+        file.map(|path| picture::new_file("--to", path, args.overwrite, never)).transpose()?;
     let names = names(&args.runs);
     let read = |(path, name): (&PathBuf, String)| RecordedRun::read(path, name);
     let runs = args.runs.iter().zip(names).map(read).collect::<Result<Vec<_>>>()?;
     let figure = figure_of(&runs, args)?;
     match file {
         Some(file) => {
-            figure::save(file, &figure)?;
+            picture::save(file, &figure)?;
             print_line(&file.path.display().to_string())?;
         }
         None => {

@@ -16,7 +16,7 @@ use hlo::counted;
 use super::args::{ConfigArgs, PreflightArgs};
 use super::compile::{TargetStep, check_advice, steps};
 use super::schedule::parameter_ranks;
-use super::{figure, in_words, print_line};
+use super::{in_words, picture, print_line};
 use crate::config::DataConfig;
 use crate::data::{Source, TrainBatches};
 use crate::observe::say;
@@ -33,7 +33,7 @@ const MAX_PROCESSORS: f64 = 512.0;
 
 pub fn run(args: &PreflightArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
-    let plot = figure::file(args.plot.as_deref(), args.overwrite)?;
+    let plot = picture::file(args.plot.as_deref(), args.overwrite)?;
     let num_devices = target.num_devices();
     let step = TargetStep::new(&args.config, &[], &target, num_devices)?;
     say(&format!("compiling the step for {target}"));

@@ -7,9 +7,10 @@ use anyhow::Result;
 use hlo::counted;
 use serde::Serialize;
 
-use crate::cli::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use crate::cli::output::OutputFile;
+use crate::cli::picture;
 use crate::cli::schedule::rate_curve;
+use crate::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use crate::optim::schedule::Schedule;
 use crate::targets::{Row, ScalingPrediction};
 
@@ -193,10 +194,10 @@ pub(super) fn plot(
         curves: vec![rate_curve(schedule)],
     };
     let answers = page.answers.iter().map(|(name, answer)| format!("{name}: {}", answer.verdict));
-    figure::save(
+    picture::save(
         file,
         &Figure {
-            title: format!("{} on {}", figure::file_name(Path::new(&page.config)), page.target),
+            title: format!("{} on {}", picture::file_name(Path::new(&page.config)), page.target),
             subtitle: answers.collect::<Vec<_>>().join(", "),
             key: None,
             panels: vec![steps, rates],

@@ -18,7 +18,7 @@ pub use check::{findings, parameter_ranks};
 pub(super) use plot::curve as rate_curve;
 
 use super::args::ScheduleArgs;
-use super::{figure, print_line, print_lines};
+use super::{picture, print_line, print_lines};
 use crate::config::{BatchSize, Config, RunLength, RunLengthError};
 use crate::observe::stdout_columns;
 use crate::optim::schedule::{self, Schedule};
@@ -67,7 +67,7 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode> {
     if let Some(name) = &args.against {
         return against::run(&config, name, args.json);
     }
-    let file = figure::file(args.plot.as_deref(), args.overwrite)?;
+    let file = picture::file(args.plot.as_deref(), args.overwrite)?;
     let columns = columns(&config, &args.replicas)?;
     if let Some(file) = file {
         plot::save(file, &files.config, &config, &columns)?;

@@ -6,9 +6,10 @@ use anyhow::Result;
 use hlo::counted;
 
 use super::Column;
-use crate::cli::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use crate::cli::output::OutputFile;
+use crate::cli::picture;
 use crate::config::Config;
+use crate::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
 use crate::optim::schedule::Schedule;
 
 /// Points of a curve: more than there are pixels across.
@@ -42,8 +43,8 @@ pub fn save(
         [column] => format!("{shape}, {}", describe(column)),
         _ => format!("{shape}, by the number of replicas"),
     };
-    let title = format!("Learning rate of {}", figure::file_name(source));
-    figure::save(file, &Figure { title, subtitle, key: None, panels: vec![panel] })
+    let title = format!("Learning rate of {}", picture::file_name(source));
+    picture::save(file, &Figure { title, subtitle, key: None, panels: vec![panel] })
 }
 
 fn name(column: &Column) -> String {

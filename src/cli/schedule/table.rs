@@ -7,8 +7,8 @@ use hlo::counted;
 
 use super::Column;
 use super::check::wrapped_to;
-use crate::cli::figure::braille::{BrailleCell, Dots};
 use crate::config::{Config, Peak, Scaling};
+use crate::figure::braille::{BrailleCell, Dots};
 
 /// Approximate number of rows, without boundaries.
 const NUM_ROWS: u64 = 16;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hlo::counted;
 
-use crate::cluster::messages::{Named, PeerRow, PeerRows};
+use crate::cluster::messages::{Named, PeerRow, PeerRows, SlowRow};
 use crate::cluster::watchdog::WorkerName;
 
 /// At most this many processes are listed in a message.
@@ -17,6 +17,8 @@ const MAX_LISTED: usize = 8;
 pub struct Membership {
     members: Vec<Option<JoinedProcess>>,
     num_joined: usize,
+    /// Processes that were named slow, in order.
+    pub slow: Vec<SlowRow>,
 }
 
 /// A process that has joined.
@@ -50,7 +52,7 @@ pub enum Admission {
 impl Membership {
     /// A generation that nobody has joined.
     pub fn new(num_processes: usize) -> Self {
-        Self { members: vec![None; num_processes], num_joined: 0 }
+        Self { members: vec![None; num_processes], num_joined: 0, slow: vec![] }
     }
 
     /// `true` when all have joined.

@@ -30,6 +30,7 @@ use self::door::Door;
 pub use self::job::JobChange;
 use self::job::{Failure, FailureKind, JobOptions, JobState};
 use self::service::{CoordinatorService, Shared};
+use super::members::SlowPeer;
 use super::report::Report;
 use super::secret::Secret;
 
@@ -201,6 +202,11 @@ impl Coordinator {
             kind: FailureKind::FirstHand,
         };
         self.shared.with_job(|now, job| job.fail(now, failure));
+    }
+
+    /// Tells the first process that another one is slow.
+    pub fn name_slow(&self, peer: &SlowPeer) {
+        self.shared.name_slow(peer);
     }
 
     /// The lease of a process in the store has ended: it has shown no sign of life for `silent`.

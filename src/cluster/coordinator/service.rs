@@ -24,6 +24,7 @@ use super::refusals::Refusals;
 use super::store::StoreError;
 use super::{Watcher, horizon};
 use crate::cluster::codec::ProstCodec;
+use crate::cluster::members::SlowPeer;
 use crate::cluster::messages::{self as wire, Ask, Reply, Why, method};
 use crate::cluster::seal::{self, Direction};
 use crate::cluster::wish::{AgreedWish, Wish};
@@ -114,6 +115,12 @@ impl Shared {
 
     fn door(&self) -> MutexGuard<'_, Door> {
         self.door.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Names a slow process of the running generation.
+    pub fn name_slow(&self, peer: &SlowPeer) {
+        self.with_job(|_, job| job.membership.slow.push(peer.to_row()));
+        self.notify(&Topic::Job);
     }
 
     fn notify(&self, topic: &Topic) {
@@ -224,8 +231,19 @@ impl Shared {
             Ask::Heartbeat(heartbeat) => self.heartbeat(process_index, &heartbeat),
             Ask::Watch(watch) => {
                 let wait = Duration::from_millis(watch.wait_ms);
-                let ended = |_, job: &mut JobState| job.member(session).err();
-                self.wait(Topic::Job, wait, ended).await.unwrap_or(done)
+                // The first process reports about the run.
+                let num_known = match process_index {
+                    0 => usize::try_from(watch.num_known_slow).unwrap_or(usize::MAX),
+                    _ => usize::MAX,
+                };
+                let news = |_, job: &mut JobState| {
+                    let slow = |job: &JobState| {
+                        let rows = job.membership.slow.get(num_known..)?.to_vec();
+                        (!rows.is_empty()).then_some(Reply::Slow(wire::SlowRows { rows }))
+                    };
+                    job.member(session).err().or_else(|| slow(job))
+                };
+                self.wait(Topic::Job, wait, news).await.unwrap_or(done)
             }
             Ask::Failed(failed) => {
                 self.with_job(|now, job| {

@@ -13,6 +13,7 @@ use super::boundaries::Boundaries;
 use super::connection::{CallError, Connection, runtime};
 use super::error::Error;
 use super::{lock, result, unexpected};
+use crate::cluster::members::SlowPeer;
 use crate::cluster::messages::{self as wire, Ask, Reply};
 use crate::cluster::report::Phase;
 use crate::cluster::wish::{AgreedWish, Wish};
@@ -43,6 +44,22 @@ pub struct Life {
     last_answer: Mutex<Instant>,
     end: watch::Sender<Option<String>>,
     callbacks: Mutex<Vec<Callback>>,
+    slow: Mutex<NamedSlow>,
+}
+
+/// Processes that were named slow.
+#[derive(Default)]
+struct NamedSlow {
+    num_known: usize,
+    /// Those that nobody has taken yet.
+    news: Vec<SlowPeer>,
+}
+
+impl NamedSlow {
+    fn add(&mut self, rows: &[wire::SlowRow]) {
+        self.num_known += rows.len();
+        self.news.extend(rows.iter().map(SlowPeer::from));
+    }
 }
 
 struct Course {
@@ -68,7 +85,12 @@ impl Life {
             last_answer: Mutex::new(Instant::now()),
             end: watch::Sender::new(None),
             callbacks: Mutex::default(),
+            slow: Mutex::default(),
         }
+    }
+
+    pub fn take_slow(&self) -> Vec<SlowPeer> {
+        std::mem::take(&mut lock(&self.slow).news)
     }
 
     pub fn progress(&self) -> MutexGuard<'_, Activity> {
@@ -251,11 +273,14 @@ impl Life {
     }
 
     async fn watch(&self) -> Result<(), CallError> {
-        let ask = Ask::Watch(wire::Watch { wait_ms: wire::millis(WATCH) });
+        let num_known_slow = lock(&self.slow).num_known as u64;
+        let ask = Ask::Watch(wire::Watch { wait_ms: wire::millis(WATCH), num_known_slow });
         let answer = self.connection.call(ask, WATCH + self.dead_after).await?;
         self.heard();
-        if let Err(error) = result(answer) {
-            self.finish(&error.to_string());
+        match result(answer) {
+            Ok(Reply::Slow(wire::SlowRows { rows })) => lock(&self.slow).add(&rows),
+            Ok(_) => {}
+            Err(error) => self.finish(&error.to_string()),
         }
         Ok(())
     }

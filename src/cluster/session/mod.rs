@@ -25,7 +25,7 @@ pub use self::supervisor::{SupervisorOptions, SupervisorSession};
 use self::connection::Connection;
 use self::life::Life;
 use super::etcd::{Etcd, EtcdError, GenerationStore};
-use super::members::{GenerationEnd, Peer};
+use super::members::{GenerationEnd, Peer, SlowPeer};
 use super::messages::{self as wire, Ask, MAX_REQUEST_BYTES, Named, Reply, Why};
 use super::report::{Phase, StepTimes};
 use super::wish::{AgreedWish, Wish};
@@ -187,6 +187,12 @@ impl Session {
     /// A step is finished.
     pub fn step_done(&self, times: StepTimes) {
         self.life().progress().step_done(times);
+    }
+
+    /// Processes that were found to be slow since the last call. Only the first process hears of
+    /// them. Costs nanoseconds.
+    pub fn take_slow(&self) -> Vec<SlowPeer> {
+        self.life().take_slow()
     }
 
     /// A checkpoint after `step` steps is complete: the job has made progress.

@@ -1,7 +1,8 @@
 //! The built-in font: how wide texts are, and their outlines.
 
-use anyhow::{Error, Result};
 use ttf_parser::{Face, GlyphId, OutlineBuilder};
+
+use super::Error;
 
 /// Verdana has the widths of DejaVu Sans.
 pub const FAMILY: &str = "DejaVu Sans, Verdana, sans-serif";
@@ -10,10 +11,8 @@ pub const FAMILY: &str = "DejaVu Sans, Verdana, sans-serif";
 pub struct Font(Face<'static>);
 
 impl Font {
-    pub fn new() -> Result<Self> {
-        let face = Face::parse(dejavu::sans::regular(), 0);
-        face.map(Self)
-            .map_err(|error| Error::msg(format!("the built-in font cannot be read: {error}")))
+    pub fn new() -> Result<Self, Error> {
+        Ok(Self(Face::parse(dejavu::sans::regular(), 0)?))
     }
 
     /// Pixels from the first letter to the end of the last.

@@ -1,11 +1,9 @@
 //! What stands where in a picture.
 
-use anyhow::Result;
-
 use super::axis::PlacedAxis;
 use super::font::Font;
 use super::legend::{self, SAMPLE};
-use super::{Figure, Line, Look, Panel, PlotCurve, path};
+use super::{Error, Figure, Line, Look, Panel, PlotCurve, path};
 
 /// Pixels of an SVG from the left and from the top.
 pub type Point = (f64, f64);
@@ -156,7 +154,7 @@ pub fn letters(text: impl Into<String>, at: Point, anchor: Anchor, size: f64) ->
 ///
 /// # Errors
 /// A font that cannot be read.
-pub fn lay_out(figure: &Figure) -> Result<Drawing> {
+pub fn lay_out(figure: &Figure) -> Result<Drawing, Error> {
     let font = Font::new()?;
     let mut elements = vec![];
     let width = WIDTH - 2.0 * MARGIN;

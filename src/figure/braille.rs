@@ -17,6 +17,7 @@ pub struct BrailleCell {
 }
 
 impl BrailleCell {
+    /// As it is written.
     pub fn letter(&self) -> char {
         match (self.letter, self.bits) {
             (Some(letter), _) => letter,
@@ -27,6 +28,7 @@ impl BrailleCell {
 }
 
 impl Dots {
+    /// No dots yet, in so many characters.
     pub fn new(num_columns: usize, num_rows: usize) -> Self {
         Self { num_columns, cells: vec![BrailleCell::default(); num_columns * num_rows] }
     }

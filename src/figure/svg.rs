@@ -2,16 +2,14 @@
 
 use std::fmt::Write;
 
-use anyhow::Result;
-
-use super::Figure;
 use super::font::FAMILY;
 use super::layout::{Anchor, Color, DotShape, DrawnPart, Point, lay_out};
+use super::{Error, Figure};
 
 /// By which a picture is recognized as one that was drawn here.
 pub const MARK: &str = "<!-- drawn by lockstep -->";
 
-pub fn draw(figure: &Figure) -> Result<String> {
+pub fn draw(figure: &Figure) -> Result<String, Error> {
     let drawing = lay_out(figure)?;
     let (width, height) = drawing.size;
     let mut text = format!(

@@ -1,4 +1,4 @@
-//! Curves as a picture or as text, for the commands that can draw what they print.
+//! Curves as a picture or as text, for commands and for sinks.
 //!
 //! [`layout`] says what stands where, and [`svg`] and [`png`] write that: both have the same
 //! coordinates, fractions of a pixel included. Text is measured in the built-in font. An SVG names
@@ -18,22 +18,21 @@ mod text;
 mod ticks;
 
 use std::borrow::Cow;
-use std::path::Path;
-
-use anyhow::{Result, bail};
-
-use crate::cli::output::OutputFile;
+use std::path::{Path, PathBuf};
 
 pub use text::text;
 pub use ticks::{bytes, numbers, powers};
 
 /// A picture: a title and diagrams below each other.
 pub struct Figure {
+    /// On top of everything.
     pub title: String,
+    /// Below it, smaller.
     pub subtitle: String,
     /// The names of the curves, if all diagrams have the same ones over the same axis: they stand
     /// once, on top, and the first diagram is the largest.
     pub key: Option<Vec<(String, Look)>>,
+    /// The diagrams, from the top.
     pub panels: Vec<Panel>,
 }
 
@@ -41,8 +40,11 @@ pub struct Figure {
 pub struct Panel {
     /// Shown where there is more than one diagram.
     pub title: String,
+    /// The axis at the bottom.
     pub x: PlotAxis,
+    /// The axis at the left.
     pub y: PlotAxis,
+    /// The curves, those in front last.
     pub curves: Vec<PlotCurve>,
 }
 
@@ -50,6 +52,7 @@ pub struct Panel {
 pub struct PlotAxis {
     /// The quantity, with its unit.
     pub title: Cow<'static, str>,
+    /// Where its values stand.
     pub scale: Scale,
     /// The labels of ticks.
     pub labels: fn(&[f64]) -> Vec<String>,
@@ -79,6 +82,7 @@ pub struct PlotCurve {
     pub detail: String,
     /// Without it, it follows from the curve's place among the others.
     pub look: Option<Look>,
+    /// Its points, in order.
     pub points: Vec<(f64, f64)>,
     /// Places that stand out, and what they are: that is shown of a curve which is alone.
     pub marks: Vec<((f64, f64), String)>,
@@ -96,13 +100,16 @@ impl PlotCurve {
 pub struct Look {
     /// Which of the colors, and which of the shapes of dots; without it, grey.
     pub number: Option<usize>,
+    /// How they are joined.
     pub line: Line,
+    /// `true` if each point has a dot.
     pub has_dots: bool,
 }
 
 /// How the points of a curve are joined.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Line {
+    /// Without gaps.
     Solid,
     /// Thinner.
     Thin,
@@ -119,56 +126,66 @@ impl Look {
     }
 }
 
-/// The file of an option that names a picture: it may be written. Nothing that is there is replaced
-/// without `overwrite`. Call this before anything that takes long.
-///
-/// # Errors
-/// As [`OutputFile::check`]; a name with another extension.
-pub fn new_file<'a>(
-    option: &'static str,
-    path: &'a Path,
-    overwrite: bool,
-    is_own: fn(&[u8]) -> bool,
-) -> Result<OutputFile<'a>> {
-    format_of(path)?;
-    let file = OutputFile { option, path, overwrite, is_own };
-    file.check()?;
-    Ok(file)
+/// Why a picture cannot be drawn.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The name of a file says no format.
+    #[error("cannot draw {}: end its name in .svg or .png", .0.display())]
+    Format(PathBuf),
+    /// The built-in font is damaged.
+    #[error("the built-in font cannot be read: {0}")]
+    Font(#[from] ttf_parser::FaceParsingError),
+    /// There is no memory for the picture.
+    #[error("the picture is too large: draw fewer curves, or an .svg")]
+    TooLarge,
+    /// The picture cannot be compressed.
+    #[error("cannot encode the picture: {0}")]
+    Encode(#[from] ::png::EncodingError),
 }
 
-/// The file of `--plot`, if there is one, as [`new_file`]. An earlier picture of ours is replaced.
-pub fn file(plot: Option<&Path>, overwrite: bool) -> Result<Option<OutputFile<'_>>> {
-    plot.map(|path| new_file("--plot", path, overwrite, is_figure)).transpose()
+/// The format of a picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PictureFormat {
+    /// Scalable, as text.
+    Svg,
+    /// Pixels.
+    Png,
 }
 
-/// Draws a figure in some format.
-type Draw = fn(&Figure) -> Result<Vec<u8>>;
+impl PictureFormat {
+    /// The format of a file, by the ending of its name.
+    ///
+    /// # Errors
+    /// [`Error::Format`] for another ending.
+    pub fn of(path: &Path) -> Result<Self, Error> {
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
+        match extension.to_ascii_lowercase().as_str() {
+            "svg" => Ok(Self::Svg),
+            "png" => Ok(Self::Png),
+            _ => Err(Error::Format(path.to_owned())),
+        }
+    }
+}
 
-/// The function for the format of a file's extension.
-fn format_of(path: &Path) -> Result<Draw> {
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
-    match extension.to_ascii_lowercase().as_str() {
-        "svg" => Ok(|figure| svg::draw(figure).map(String::into_bytes)),
-        "png" => Ok(png::draw),
-        _ => bail!("cannot draw {}: end its name in .svg or .png", path.display()),
+impl Figure {
+    /// The contents of a file of this format.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn draw(&self, format: PictureFormat) -> Result<Vec<u8>, Error> {
+        match format {
+            PictureFormat::Svg => svg::draw(self).map(String::into_bytes),
+            PictureFormat::Png => png::draw(self),
+        }
     }
 }
 
 /// Is this the beginning of a picture that was drawn here?
-fn is_figure(head: &[u8]) -> bool {
+pub fn is_figure(head: &[u8]) -> bool {
     let has = |part: &[u8]| memchr::memmem::find(head, part).is_some();
     let (key, value) = png::MARK;
     let in_png = [key.as_bytes(), b"\0", value.as_bytes()].concat();
     head.starts_with(b"<svg") && has(svg::MARK.as_bytes())
         || head.starts_with(b"\x89PNG") && has(&in_png)
-}
-
-/// Draws into a file; its extension gives the format.
-pub fn save(file: OutputFile<'_>, figure: &Figure) -> Result<()> {
-    file.write(&format_of(file.path)?(figure)?)
-}
-
-/// The last part of a path, for a title.
-pub fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }

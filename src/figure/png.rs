@@ -1,14 +1,13 @@
 //! A picture as PNG.
 
-use anyhow::{Context, Error, Result};
 use tiny_skia::{
     FillRule, LineJoin, Paint, Path, PathBuilder, Pixmap, Stroke, StrokeDash, Transform,
 };
 use ttf_parser::OutlineBuilder;
 
-use super::Figure;
 use super::font::Font;
 use super::layout::{Anchor, Color, DotShape, DrawnPart, Point, lay_out};
+use super::{Error, Figure};
 
 /// By which a picture is recognized as one that was drawn here.
 pub const MARK: (&str, &str) = ("Software", "lockstep");
@@ -16,11 +15,11 @@ pub const MARK: (&str, &str) = ("Software", "lockstep");
 /// Pixels for each of an SVG: fine enough for a screen of high density.
 pub const SCALE: u32 = 2;
 
-pub fn draw(figure: &Figure) -> Result<Vec<u8>> {
+pub fn draw(figure: &Figure) -> Result<Vec<u8>, Error> {
     let drawing = lay_out(figure)?;
     let (width, height) = (drawing.size.0 * SCALE, drawing.size.1 * SCALE);
     let pixmap = Pixmap::new(width, height);
-    let mut pixmap = pixmap.ok_or_else(|| Error::msg("the picture is too large"))?;
+    let mut pixmap = pixmap.ok_or(Error::TooLarge)?;
     pixmap.fill(tiny_skia::Color::WHITE);
     let font = Font::new()?;
     for element in &drawing.elements {
@@ -33,15 +32,13 @@ pub fn draw(figure: &Figure) -> Result<Vec<u8>> {
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
     let (key, value) = MARK;
-    encoder
-        .add_text_chunk(key.to_owned(), value.to_owned())
-        .context("cannot encode the picture")?;
+    encoder.add_text_chunk(key.to_owned(), value.to_owned())?;
     let encode = |encoder: png::Encoder<'_, _>| -> Result<(), png::EncodingError> {
         let mut writer = encoder.write_header()?;
         writer.write_image_data(&pixels)?;
         writer.finish()
     };
-    encode(encoder).context("cannot encode the picture")?;
+    encode(encoder)?;
     Ok(bytes)
 }
 
