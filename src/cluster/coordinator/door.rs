@@ -224,8 +224,15 @@ mod tests {
         let hello = hello(&door, SECOND, 7, "job");
         let session = door.open(SECOND, &hello).unwrap().session;
         let key = seal::session_key(&Secret::new(vec![7; 32]), &hello);
-        let request =
-            |counter| seal::seal(&key, Direction::Request, session, counter, &Watch { wait_ms: 0 });
+        let request = |counter| {
+            seal::seal(
+                &key,
+                Direction::Request,
+                session,
+                counter,
+                &Watch { wait_ms: 0, num_known_slow: 0 },
+            )
+        };
         assert!(door.check(SECOND, &request(0)).is_ok());
         assert!(door.check(SECOND, &request(2)).is_ok());
         assert!(door.check(SECOND, &request(1)).is_ok());
