@@ -181,9 +181,14 @@ fn collectives_keep_their_order_around_loops() {
     };
     let scans = [[true, false], [true, true]];
     let all = [[false, false], [false, true], scans[0], scans[1]];
-    for stage in ["1", "2", "3"] {
+    // Of the full set: each stage with every kind of loop. Graphs with any loops are in the
+    // property test of `hlo/src/rewrites/order.rs`.
+    let is_full = std::env::var_os("LOCKSTEP_FULL").is_some();
+    let stages = if is_full { &["1", "2", "3"][..] } else { &["3"] };
+    let with_microbatches = if is_full { &all[..] } else { &all[1..3] };
+    for stage in stages {
         // Without microbatches, only scans are loops.
-        for (blocks, num_microbatches) in [(&scans[..], "1"), (&all, "2")] {
+        for (blocks, num_microbatches) in [(&scans[..], "1"), (with_microbatches, "2")] {
             for blocks in blocks {
                 let found = unordered(stage, *blocks, num_microbatches, true);
                 assert!(found.is_empty(), "{stage}, {blocks:?}, {num_microbatches}: {found:?}");
