@@ -16,10 +16,11 @@ use lockstep::data::{
 };
 use lockstep::train;
 
-/// As another source, but for one example that takes long to be read.
+/// As another source, but for one read of many that takes long.
 struct Slow {
     source: Arc<dyn Source>,
-    example: u64,
+    num_reads: AtomicUsize,
+    slow_read: usize,
     time: Duration,
 }
 
@@ -37,7 +38,7 @@ impl Source for Slow {
     }
 
     fn read(&self, example: u64, epoch: Option<u64>, out: &mut [&mut [u8]]) -> Result<(), Error> {
-        if example == self.example && epoch.is_some() {
+        if self.num_reads.fetch_add(1, Ordering::Relaxed) == self.slow_read {
             sleep(self.time);
         }
         self.source.read(example, epoch, out)
@@ -45,7 +46,7 @@ impl Source for Slow {
 }
 
 #[test]
-fn a_slow_example_is_a_delay_of_the_launch_that_needs_it() {
+fn a_slow_read_is_a_delay_of_the_launch_that_needs_it() {
     let text = r#"
         model = { name = "mlp", hidden = [8] }
         data = { source = "synthetic", image = [1, 2, 2] }
@@ -60,7 +61,8 @@ fn a_slow_example_is_a_delay_of_the_launch_that_needs_it() {
     // The loop is several launches ahead of the metrics that it records, so that nothing but the
     // end of each step tells where the time went.
     let time = Duration::from_millis(600);
-    splits.train = Arc::new(Slow { source: splits.train, example: 200, time });
+    let (source, num_reads) = (splits.train, AtomicUsize::new(0));
+    splits.train = Arc::new(Slow { source, num_reads, slow_read: 8 * 20, time });
     let model = config.model.build(splits.train.num_outputs());
     let job = train::Job { config: &config, model: &*model, splits: &splits };
     let out = Some(dir.path().join("run"));
