@@ -38,8 +38,8 @@ pub trait WriterTarget: Send + 'static {
 /// written within a second, and at the end. Dropping it writes what is left.
 ///
 /// The queue to the thread is bounded, and nothing in it is lost: if it is full, because a write
-/// has not returned for thousands of items, the sender waits, and stderr says for what. A write that
-/// fails does return, so only a disk that hangs can stop the loop.
+/// has not returned for thousands of items, the sender waits, and stderr says for what. A write
+/// that fails does return, so only a disk that hangs can stop the loop.
 pub struct Writer<T: WriterTarget> {
     messages: Option<SyncSender<Message<T::Item>>>,
     thread: Option<JoinHandle<()>>,
