@@ -16,8 +16,8 @@ use super::{
 ///
 /// A [`Writer`] writes the lines within a second, and at the end. If they cannot be written, that
 /// is said on stderr; the file then ends with its last whole line, and the others are kept in
-/// memory and tried again every second and at the end. Lines that do not fit there are lost: they are
-/// counted, and the run fails at its end.
+/// memory and tried again every second and at the end. Lines that do not fit there are lost: they
+/// are counted, and the run fails at its end.
 pub struct Jsonl {
     path: PathBuf,
     writer: Option<Writer<Lines<WholeLines>>>,
