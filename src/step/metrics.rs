@@ -6,7 +6,7 @@ use hlo::Tensor;
 use crate::observe::Metric;
 
 /// The values of a step from which its metrics are made: scalars, the same on every replica.
-pub(super) struct Measured<'g> {
+pub(super) struct StepValues<'g> {
     /// The mean loss over the global batch.
     pub loss: Tensor<'g>,
     /// The norm of the whole gradient.
@@ -23,7 +23,7 @@ pub(super) struct Measured<'g> {
 pub struct ComputedMetric {
     /// Its name, and what sinks do with it.
     pub metric: Metric,
-    pub(super) value: for<'g> fn(&Measured<'g>) -> Tensor<'g>,
+    pub(super) value: for<'g> fn(&StepValues<'g>) -> Tensor<'g>,
 }
 
 /// The norm of the whole gradient, before clipping.

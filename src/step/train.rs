@@ -5,7 +5,7 @@ use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tree, trace};
 use super::accumulate::{Accumulate, Sequential, Sums};
 use super::finite::{first_nonfinite, recompute_if};
 use super::inputs::StepInputs;
-use super::metrics::{COMPUTED_METRICS, Measured};
+use super::metrics::{COMPUTED_METRICS, StepValues};
 use super::{
     DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED, REPLICA_LOSS, STEP, Section,
     StepError, StepSpec,
@@ -93,7 +93,7 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
         t.next_state(STEP, inputs.step + 1.0);
         t.next_state(NUM_SKIPPED, num_skipped);
 
-        let measured = Measured { loss, grad_norm, weight, num_skipped, nonfinite_leaf };
+        let measured = StepValues { loss, grad_norm, weight, num_skipped, nonfinite_leaf };
         let metrics = COMPUTED_METRICS.iter().map(|computed| (computed.value)(&measured));
         let metrics = metrics.map(|metric| metric.convert(spec.precision.params).reshape(&[1]));
         let metrics: Vec<_> = metrics.collect();
