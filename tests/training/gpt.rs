@@ -276,7 +276,10 @@ fn rematerialization_changes_no_gradient() {
 
 #[test]
 fn rematerialization_at_least_halves_the_temporaries_of_twelve_layers() {
-    for scan in [false, true] {
+    // Unrolled, they compile for long: of the full set.
+    let is_full = std::env::var_os("LOCKSTEP_FULL").is_some();
+    for scan in if is_full { &[true, false][..] } else { &[true] } {
+        let scan = *scan;
         let [kept, again] = [false, true].map(|remat| temporaries(scan, remat));
         eprintln!("scan {scan}: temporaries {kept} bytes, computed again {again}");
         assert!(again * 2 <= kept, "scan {scan}: {kept} bytes kept, {again} computed again");

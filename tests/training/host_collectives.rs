@@ -483,10 +483,11 @@ fn a_gpt_repeats_bit_for_bit_on_every_mesh() {
     check_training(GPT, &["mesh.data=4"], 10);
     let fsdp = ["mesh.data=1", "mesh.fsdp=4"];
     let both = ["mesh.data=2", "mesh.fsdp=2"];
+    let tensor = ["mesh.data=2", "mesh.tensor=2"];
     let (microbatches, scan) = ("train.num_microbatches=2", "model.scan_layers=true");
     let cases = [
         (fsdp, ["parallel.zero=1", "train.precision=bf16"]),
-        (fsdp, ["parallel.zero=2", microbatches]),
+        (tensor, [scan, microbatches]),
         (fsdp, ["parallel.zero=3", scan]),
         (both, ["parallel.zero=3", microbatches]),
     ];

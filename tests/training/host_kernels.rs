@@ -478,7 +478,7 @@ fn a_gpt_trains_with_kernels_on_every_mesh() {
         &["mesh.data=1"][..],
         &["mesh.data=4", "train.num_microbatches=2"],
         &["mesh.data=2", "mesh.fsdp=2", "parallel.zero=3", "model.scan_layers=true"],
-        &["mesh.data=2", "parallel.host_collectives=true", "model.remat=true"],
+        &["mesh.tensor=2", "parallel.host_collectives=true", "model.remat=true"],
     ] {
         check_training(GPT, sets, 6, 2e-3);
     }
@@ -489,7 +489,9 @@ fn a_resnet_trains_with_kernels() {
     check_training(RESNET, &["mesh.data=2", "train.precision=\"f64\""], 3, 1e-9);
     // At this rate the steps amplify rounding: on one processor XLA's f32 ops were 8e-3 from those
     // in f64, the kernels 7e-6.
-    check_training(RESNET, &["mesh.data=2"], 3, 3e-2);
+    if std::env::var_os("LOCKSTEP_FULL").is_some() {
+        check_training(RESNET, &["mesh.data=2"], 3, 3e-2);
+    }
 }
 
 /// Kernels wait only for workers that have begun to help, so they cannot wait for a collective.

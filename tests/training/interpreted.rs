@@ -269,7 +269,7 @@ fn every_pair_of_settings_with_tensor_parallelism_agrees_with_one_replica() {
 #[test]
 fn batch_norm_agrees_with_one_replica() {
     let all = std::env::var_os("LOCKSTEP_FULL").is_some();
-    let meshes: Vec<_> = if all { MESHES.to_vec() } else { vec![MESHES[0], MESHES[6], MESHES[7]] };
+    let meshes: Vec<_> = if all { MESHES.to_vec() } else { vec![MESHES[0], MESHES[6]] };
     let runs: Vec<_> =
         [ONE].iter().chain(&meshes).par_bridge().map(|mesh| (*mesh, train(RESNET, mesh))).collect();
     let one = &runs.iter().find(|(mesh, _)| *mesh == ONE).unwrap().1;

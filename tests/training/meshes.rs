@@ -439,9 +439,9 @@ fn a_flipped_bit_in_a_shard_is_found() {
 /// Replicas along `tensor` have other pieces of most leaves, and all of the others.
 #[test]
 fn a_flipped_bit_in_a_leaf_that_is_not_cut_is_found() {
-    let case = Case { num_steps: 1, ..GPTS[0] };
+    let case = Case { num_steps: 1, sets: &["model.num_layers=1"], ..GPTS[0] };
     let mut trainer = train(&case, Mesh { data: 1, ..MESHES[8] }).trainer;
-    let path = "params.blocks.1.norm2.weight";
+    let path = "params.blocks.0.norm2.weight";
     let leaf = trainer.state().get(path).unwrap();
     let mut values: Vec<_> = (0..2).map(|replica| leaf.read(replica).unwrap()).collect();
     values[1].bytes_mut()[3] ^= 1;
