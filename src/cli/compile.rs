@@ -190,7 +190,7 @@ impl TargetStep {
 
     fn knobs_of(&self, declared: &DeclaredStep<'_>) -> Knobs {
         let run = &self.run;
-        let parameters = step::Section::Params.leaves(declared.leaves());
+        let parameters = step::StateSection::Params.leaves(declared.leaves());
         // What replicas along `tensor` cut, they hold and gather in pieces, whatever else changes.
         let piece = |leaf: &LeafSpec| {
             let cut = leaf.sharding.varying().minus(Mesh::BATCH_AXES);

@@ -6,7 +6,7 @@ use models::{Batch, Scope, Training};
 
 use super::declare::StepParam;
 use super::inputs::StepInputs;
-use super::{DeclaredStep, Section};
+use super::{DeclaredStep, StateSection};
 
 /// Sums over examples of this replica.
 pub(super) struct Sums<'g> {
@@ -60,7 +60,7 @@ impl Accumulate for Sequential {
     ) -> Sums<'g> {
         let spec = &step.spec;
         let StepInputs { batch, training, .. } = inputs;
-        let model_state = Section::ModelState.leaves(&inputs.state).map(|_, mean| mean.ty());
+        let model_state = StateSection::ModelState.leaves(&inputs.state).map(|_, mean| mean.ty());
         if spec.num_microbatches == 1 {
             return microbatch(step, params, &model_state, batch, *training, is_training);
         }

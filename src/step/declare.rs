@@ -12,7 +12,7 @@ use models::{
     Scope, TensorUse,
 };
 
-use super::{BATCH, NUM_SKIPPED, STEP, Section, StepError, ema_path};
+use super::{BATCH, NUM_SKIPPED, STEP, StateSection, StepError, ema_path};
 use crate::config::OnNonfinite;
 use crate::optim::Transformation;
 use crate::parallel::{ParallelPlan, Synchronize, UseDTypes};
@@ -106,10 +106,10 @@ impl<'a> StepSpec<'a> {
         });
         let comm: Tree<_> = comm.collect();
         let model_state = running_means.map(|_, mean| mean.leaf());
-        let mut leaves = Section::Params.paths(params);
-        leaves.extend(Section::ModelState.paths(model_state));
-        leaves.extend(Section::OptState.paths(opt_state));
-        leaves.extend(Section::Comm.paths(comm));
+        let mut leaves = StateSection::Params.paths(params);
+        leaves.extend(StateSection::ModelState.paths(model_state));
+        leaves.extend(StateSection::OptState.paths(opt_state));
+        leaves.extend(StateSection::Comm.paths(comm));
         for counter in [STEP, NUM_SKIPPED] {
             leaves.insert(counter, LeafSpec::replicated(DType::U32, &[]));
         }
@@ -185,17 +185,19 @@ impl DeclaredStep<'_> {
         let params = self.params.paths().map(|name| {
             let averaged = ema_path(name);
             let is_averaged = self.leaves.get(&averaged).is_some();
-            (name.to_owned(), if is_averaged { averaged } else { Section::Params.path(name) })
+            (name.to_owned(), if is_averaged { averaged } else { StateSection::Params.path(name) })
         });
         let means = self.running_means.paths();
-        params.chain(means.map(|name| (name.to_owned(), Section::ModelState.path(name)))).collect()
+        params
+            .chain(means.map(|name| (name.to_owned(), StateSection::ModelState.path(name))))
+            .collect()
     }
 
     /// The names of those inputs of [`super::trace_eval`] that are leaves of the state, in the
     /// order of [`Self::model_leaves`].
     pub fn eval_inputs(&self) -> impl Iterator<Item = String> {
-        let params = self.params.paths().map(|name| Section::Params.path(name));
-        params.chain(self.running_means.paths().map(|name| Section::ModelState.path(name)))
+        let params = self.params.paths().map(|name| StateSection::Params.path(name));
+        params.chain(self.running_means.paths().map(|name| StateSection::ModelState.path(name)))
     }
 
     /// The replicas.
@@ -250,7 +252,7 @@ impl DeclaredStep<'_> {
 
     /// The leaf of the parameter with this path in the model.
     pub(super) fn param_leaf(&self, path: &str) -> &LeafSpec {
-        &self.leaves[&*Section::Params.path(path)]
+        &self.leaves[&*StateSection::Params.path(path)]
     }
 
     /// Applies [`ParallelPlan::for_use`] where the model uses a parameter; in a scan, that is a row

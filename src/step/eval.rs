@@ -4,7 +4,7 @@ use hlo::{DType, Graph, Reduction, TensorType, Tracer, trace};
 
 use models::{Batch, Scope, Tally};
 
-use super::{DeclaredStep, SCORES, SUMS, Section, StepError, WEIGHT};
+use super::{DeclaredStep, SCORES, SUMS, StateSection, StepError, WEIGHT};
 
 /// The layout of the sums of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -129,12 +129,12 @@ pub fn trace_scores(step: &DeclaredStep<'_>) -> Result<Option<Graph>, StepError>
 fn inputs<'g>(step: &DeclaredStep<'_>, t: &'g Tracer) -> (Scope<'g>, Batch<'g>) {
     let spec = &step.spec;
     let axes = spec.plan.batch_axes();
-    let leaf = |section: Section| {
+    let leaf = |section: StateSection| {
         let types = section.leaves(step.types());
         types.map(|path, ty| t.input(section.path(path), ty.clone()))
     };
-    let params = step.params_in_microbatch(&step.params_in_step(&leaf(Section::Params)));
-    let model_state = leaf(Section::ModelState).map(|_, mean| mean.vary(axes));
+    let params = step.params_in_microbatch(&step.params_in_step(&leaf(StateSection::Params)));
+    let model_state = leaf(StateSection::ModelState).map(|_, mean| mean.vary(axes));
     let batch = spec.batch_inputs(t, spec.microbatch);
     let scope = Scope::bind(t, spec.precision, params, None)
         .with_param_use(step.at_use())

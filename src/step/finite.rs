@@ -11,7 +11,7 @@
 
 use hlo::{DType, Reduction, Tensor, TensorType, Tracer, Tree};
 
-use super::Section;
+use super::StateSection;
 
 /// 1 plus the index of the first leaf of `next` with a value that is not finite, or 0 if all values
 /// are finite: an i32 scalar, the same on every replica.
@@ -21,7 +21,7 @@ use super::Section;
 pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>) -> Tensor<'g> {
     let mut groups: Vec<Group<'_, 'g>> = vec![];
     for (place, (path, leaf)) in next.iter().enumerate() {
-        let (parameter, ty) = (Section::parameter(path).unwrap_or(path), leaf.ty());
+        let (parameter, ty) = (StateSection::parameter(path).unwrap_or(path), leaf.ty());
         let group = groups.iter_mut().find(|g| g.parameter == parameter && g.ty == ty);
         match group {
             Some(group) => group.leaves.push((place, *leaf)),

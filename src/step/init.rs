@@ -4,7 +4,7 @@ use hlo::random::{GlobalSlice, Key};
 use hlo::{DType, Graph, LeafSpec, Tensor, TensorType, Tree, row_paths, trace};
 use models::{Initializer, Parameter};
 
-use super::{DeclaredStep, SEED, Section, StepError, finish};
+use super::{DeclaredStep, SEED, StateSection, StepError, finish};
 
 /// seed -> state. Every replica draws its own shards. Values depend only on the seed and the
 /// elements' global indices, so no broadcast is needed and the values do not depend on the mesh.
@@ -17,13 +17,13 @@ pub fn trace_init(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 
 /// [`trace_init`] before the graph is simplified.
 pub(super) fn init_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
-    let running_means = Section::ModelState.paths(step.running_means.clone());
+    let running_means = StateSection::ModelState.paths(step.running_means.clone());
     Ok(trace(step.mesh(), |t| {
         let key = Key::from_seed(t.input(SEED, TensorType::new(DType::U32, &[2])));
         let drawn = draw(key, &step.params, |name| step.param_leaf(name));
         for (path, ty) in step.types().iter() {
             // The running mean of a parameter starts as the parameter.
-            let name = Section::value_of_parameter(path);
+            let name = StateSection::value_of_parameter(path);
             let start = name.and_then(|name| drawn.get(name).copied()).unwrap_or_else(|| {
                 let start = running_means.get(path).map_or(0.0, |mean| mean.start);
                 t.full(ty.dtype, &ty.dims, start).vary(ty.varying)
@@ -66,7 +66,7 @@ fn draw<'a, 'g>(
         let window = window(&row);
         let local = window.dims().to_vec();
         let paths = names.iter().flat_map(|name| row_paths(name, leaf(name)));
-        let paths = paths.map(|name| Section::Params.path(name));
+        let paths = paths.map(|name| StateSection::Params.path(name));
         let together = initializer.draw(key.fold_in_paths(paths), &window.as_rows(), row.dtype);
         // Without the barrier, XLA would unroll the draw over a kernel's 3 x 3 and repeat it for
         // each parameter.

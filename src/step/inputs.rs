@@ -4,7 +4,7 @@ use hlo::random::Key;
 use hlo::{DType, Tensor, TensorType, Tracer, Tree};
 use models::{Batch, Training};
 
-use super::{NUM_SKIPPED, SEED, STEP, Section, StepSpec};
+use super::{NUM_SKIPPED, SEED, STEP, StateSection, StepSpec};
 
 /// The inputs shared by loss, gradient and step.
 pub(super) struct StepInputs<'g> {
@@ -33,6 +33,6 @@ impl<'g> StepInputs<'g> {
     }
 
     pub fn params(&self) -> Tree<Tensor<'g>> {
-        Section::Params.leaves(&self.state)
+        StateSection::Params.leaves(&self.state)
     }
 }

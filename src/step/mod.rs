@@ -40,7 +40,7 @@ pub use init::trace_init;
 pub use metrics::{COMPUTED_METRICS, ComputedMetric, GRAD_NORM, METRICS, NONFINITE_LEAF};
 pub use proof::trace_proof;
 pub use repeat::repeat_step;
-pub use section::Section;
+pub use section::StateSection;
 pub use signature::{
     BATCH, FINGERPRINTS, GATHERED, LEARNING_RATE, MAX, METRICS_OUTPUT, MIN, NUM_SKIPPED,
     REPLICA_LOSS, Results, SCORES, SEED, STEP, SUMS, Signature, SignatureError, WEIGHT, ema_path,

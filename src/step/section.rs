@@ -8,7 +8,7 @@ use super::{NUM_SKIPPED, STEP, ema_path};
 
 /// A part of the state, whose leaves have a path of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Section {
+pub enum StateSection {
     /// Parameters.
     Params,
     /// Running means that training observes and evaluation uses.
@@ -22,9 +22,9 @@ pub enum Section {
     Counters,
 }
 
-impl Section {
+impl StateSection {
     /// The sections with leaves under their names.
-    const NAMED: [Section; 4] = [Self::Params, Self::ModelState, Self::OptState, Self::Comm];
+    const NAMED: [StateSection; 4] = [Self::Params, Self::ModelState, Self::OptState, Self::Comm];
 
     /// The first name of its leaves' paths. Counters stand alone.
     pub const fn name(self) -> &'static str {
@@ -45,11 +45,11 @@ impl Section {
     /// The section of the leaf with this path in the state, and the leaf's name there.
     ///
     /// ```
-    /// use lockstep::step::Section;
+    /// use lockstep::step::StateSection;
     ///
-    /// assert_eq!(Section::of("params.head.bias"), Some((Section::Params, "head.bias")));
-    /// assert_eq!(Section::of("step"), Some((Section::Counters, "step")));
-    /// assert_eq!(Section::of("head.bias"), None);
+    /// assert_eq!(StateSection::of("params.head.bias"), Some((StateSection::Params, "head.bias")));
+    /// assert_eq!(StateSection::of("step"), Some((StateSection::Counters, "step")));
+    /// assert_eq!(StateSection::of("head.bias"), None);
     /// ```
     pub fn of(path: &str) -> Option<(Self, &str)> {
         if [STEP, NUM_SKIPPED].contains(&path) {
@@ -65,10 +65,10 @@ impl Section {
     /// The name of the parameter that a leaf of the state belongs to, if it belongs to one.
     ///
     /// ```
-    /// use lockstep::step::Section;
+    /// use lockstep::step::StateSection;
     ///
-    /// assert_eq!(Section::parameter("opt_state.momentum.head.bias"), Some("head.bias"));
-    /// assert_eq!(Section::parameter("num_skipped"), None);
+    /// assert_eq!(StateSection::parameter("opt_state.momentum.head.bias"), Some("head.bias"));
+    /// assert_eq!(StateSection::parameter("num_skipped"), None);
     /// ```
     pub fn parameter(path: &str) -> Option<&str> {
         match Self::of(path)? {
@@ -99,7 +99,7 @@ impl Section {
     }
 }
 
-impl fmt::Display for Section {
+impl fmt::Display for StateSection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

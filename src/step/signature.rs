@@ -2,7 +2,7 @@
 
 use hlo::Program;
 
-use super::Section;
+use super::StateSection;
 use crate::optim::EMA;
 
 /// Name of the input that holds the seed: u32 `[2]`, high word first.
@@ -38,7 +38,7 @@ pub const GATHERED: &str = "gathered";
 
 /// Path, in the state, of the running mean of the parameter `name`, if the optimizer keeps one.
 pub fn ema_path(name: &str) -> String {
-    Section::OptState.path(format_args!("{EMA}.{name}"))
+    StateSection::OptState.path(format_args!("{EMA}.{name}"))
 }
 
 /// The names of a program's inputs and outputs, in order. Leaves of the state are passed as a

@@ -7,7 +7,7 @@ use super::finite::{first_nonfinite, recompute_if};
 use super::inputs::StepInputs;
 use super::metrics::{COMPUTED_METRICS, StepValues};
 use super::{
-    DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED, REPLICA_LOSS, STEP, Section,
+    DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED, REPLICA_LOSS, STEP, StateSection,
     StepError, StepSpec,
 };
 use crate::config::OnNonfinite;
@@ -111,19 +111,19 @@ fn next_state<'g>(
 ) -> Tree<Tensor<'g>> {
     let params = inputs.params();
     let num_updates = inputs.step - inputs.num_skipped;
-    let specs = Section::Params.leaves(step.leaves());
+    let specs = StateSection::Params.leaves(step.leaves());
     let context = Context { params: params.clone(), specs, num_updates, learning_rate };
-    let mut opt_state = Section::OptState.leaves(&inputs.state);
+    let mut opt_state = StateSection::OptState.leaves(&inputs.state);
     let updates = step.spec.optimizer.update(gradients.mean.clone(), &mut opt_state, &context);
     let params = params.map(|path, param| apply_update(path, *param, updates[path]));
-    let mut next = Section::Params.paths(params);
-    let model_state = Section::ModelState.leaves(&inputs.state);
+    let mut next = StateSection::Params.paths(params);
+    let model_state = StateSection::ModelState.leaves(&inputs.state);
     let model_state = model_state.map(|path, before| {
         *before + (gradients.observed[path] - *before) * step.running_means[path].momentum
     });
-    next.extend(Section::ModelState.paths(model_state));
-    next.extend(Section::OptState.paths(opt_state));
-    next.extend(Section::Comm.paths(gradients.comm.clone()));
+    next.extend(StateSection::ModelState.paths(model_state));
+    next.extend(StateSection::OptState.paths(opt_state));
+    next.extend(StateSection::Comm.paths(gradients.comm.clone()));
     next
 }
 
@@ -134,7 +134,7 @@ fn apply_update<'g>(path: &str, param: Tensor<'g>, update: Tensor<'g>) -> Tensor
     if !excess.is_empty() {
         let message = format!(
             "`{}` would lose lockstep: its update may differ between replicas over {excess}",
-            Section::Params.path(path)
+            StateSection::Params.path(path)
         );
         update.reject("update", message);
     }
@@ -142,7 +142,8 @@ fn apply_update<'g>(path: &str, param: Tensor<'g>, update: Tensor<'g>) -> Tensor
 }
 
 fn without_optimizer(types: &Tree<TensorType>) -> Tree<TensorType> {
-    let is_kept = |path: &&str| !matches!(Section::of(path), Some((Section::OptState, _)));
+    let is_kept =
+        |path: &&str| !matches!(StateSection::of(path), Some((StateSection::OptState, _)));
     types.paths().filter(is_kept).map(|path| (path.to_owned(), types[path].clone())).collect()
 }
 
@@ -196,7 +197,7 @@ fn sum_gradients<'g>(
     gradients: Vec<Tensor<'g>>,
 ) -> (Tree<Tensor<'g>>, Tree<Tensor<'g>>) {
     let spec = &step.spec;
-    let (params, comm) = (inputs.params(), Section::Comm.leaves(&inputs.state));
+    let (params, comm) = (inputs.params(), StateSection::Comm.leaves(&inputs.state));
     let (mut totals, mut next_comm) = (vec![], comm.clone());
     // In the order in which a backward pass finds them.
     let with_gradients: Vec<_> = params.iter().zip(gradients).collect();
@@ -224,7 +225,7 @@ fn observed_everywhere<'g>(
     inputs: &StepInputs<'g>,
     sums: &[Tensor<'g>],
 ) -> Tree<Tensor<'g>> {
-    let paths = Section::ModelState.leaves(&inputs.state);
+    let paths = StateSection::ModelState.leaves(&inputs.state);
     let Some(first) = sums.first() else { return Tree::new() };
     let axes = spec.plan.batch_axes();
     let sums: Vec<_> = sums.iter().map(|sum| sum.vary(axes)).collect();

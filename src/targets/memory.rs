@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::worker::Answer;
 use super::{Chip, Family};
 use crate::pjrt::CompiledMemory;
-use crate::step::Section;
+use crate::step::StateSection;
 
 /// Memory of one device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -37,15 +37,15 @@ pub(super) const GPU_MEMORY_FRACTION: f64 = 0.75;
 impl Memory {
     /// The part that is known from the state's types before compiling.
     pub(super) fn of_state(state: &Tree<TensorType>, chip: &Chip, gpu_fraction: f64) -> Self {
-        let bytes = |sections: &[Section]| -> u64 {
+        let bytes = |sections: &[StateSection]| -> u64 {
             let is_in = |path: &str| {
-                Section::of(path).is_some_and(|(section, _)| sections.contains(&section))
+                StateSection::of(path).is_some_and(|(section, _)| sections.contains(&section))
             };
             state.iter().filter(|(path, _)| is_in(path)).map(|(_, ty)| ty.num_bytes() as u64).sum()
         };
         Self {
-            parameters_bytes: bytes(&[Section::Params, Section::ModelState]),
-            optimizer_bytes: bytes(&[Section::OptState, Section::Comm]),
+            parameters_bytes: bytes(&[StateSection::Params, StateSection::ModelState]),
+            optimizer_bytes: bytes(&[StateSection::OptState, StateSection::Comm]),
             limit_bytes: limit(chip, gpu_fraction),
             device_bytes: chip.memory_bytes,
             ..Self::default()

@@ -4,7 +4,7 @@ use hlo::{LeafSpec, Literal, Tree, row_paths, unravel};
 
 use super::Error;
 use crate::state;
-use crate::step::Section;
+use crate::step::StateSection;
 
 /// Values of parameters and model state under the model's own paths. Where the state stacks
 /// parameters, these are the rows.
@@ -79,6 +79,6 @@ pub(super) fn piece_of_leaf(
 
 /// The error for a value that does not fit.
 pub(super) fn misfit(path: &str, reason: &str) -> Error {
-    let path = Section::Params.path(path);
+    let path = StateSection::Params.path(path);
     state::Error::Leaf { path, reason: reason.to_owned() }.into()
 }

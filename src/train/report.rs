@@ -8,7 +8,7 @@ use super::{Run, Trainer};
 use crate::config::shorten;
 use crate::data::{LabelKind, LabelScale, Source};
 use crate::parallel::{LeafTotals, ParallelPlan, ShardingReport};
-use crate::step::Section;
+use crate::step::StateSection;
 
 /// Classes that a message lists.
 const MAX_CLASSES: usize = 10;
@@ -105,12 +105,12 @@ fn describe_padding(run: &Run) -> Option<String> {
 /// collectives and replica groups.
 pub fn describe_synchronisation(trainer: &Trainer, plan: &ParallelPlan) -> String {
     let state = trainer.state();
-    let bytes = |section: Section| -> usize {
-        let is_in = |path: &str| Section::of(path).is_some_and(|(found, _)| found == section);
+    let bytes = |section: StateSection| -> usize {
+        let is_in = |path: &str| StateSection::of(path).is_some_and(|(found, _)| found == section);
         let leaves = state.iter().filter(|(path, _)| is_in(path));
         leaves.map(|(_, leaf)| leaf.num_bytes()).sum()
     };
-    let params = Section::Params.leaves(state.specs());
+    let params = StateSection::Params.leaves(state.specs());
     let mesh = state.mesh();
     let is_only_data = mesh.num_replicas() == mesh.size(Axis::Data);
     let synchronisation = match is_only_data {
@@ -125,10 +125,10 @@ pub fn describe_synchronisation(trainer: &Trainer, plan: &ParallelPlan) -> Strin
     format!(
         "{}: {}, {}, and {} of optimizer state on each replica{sharding}{cut}\n\
          synchronisation: {synchronisation}",
-        Section::Params,
+        StateSection::Params,
         counted(params.len(), "leaf"),
-        human_bytes(bytes(Section::Params)),
-        human_bytes(bytes(Section::OptState)),
+        human_bytes(bytes(StateSection::Params)),
+        human_bytes(bytes(StateSection::OptState)),
     )
 }
 
@@ -181,7 +181,7 @@ fn describe_all_reduces(step: &Graph) -> String {
 /// How a sharded state is held: the stage of ZeRO, and bytes of parameters sharded and whole, and
 /// why.
 fn describe_sharding(state: &Tree<LeafSpec>, plan: &ParallelPlan) -> String {
-    let report = ShardingReport::new(&Section::Params.leaves(state), state, plan);
+    let report = ShardingReport::new(&StateSection::Params.leaves(state), state, plan);
     let total = |LeafTotals { num_leaves, bytes }| {
         format!("{}, {}", counted(num_leaves, "leaf"), human_bytes(bytes))
     };
@@ -253,7 +253,7 @@ fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
 /// How a sharded state is held: the stage of ZeRO, a line for each parameter, and the totals in
 /// bytes.
 pub fn list_sharding(state: &Tree<LeafSpec>, plan: &ParallelPlan) -> Vec<String> {
-    let report = ShardingReport::new(&Section::Params.leaves(state), state, plan);
+    let report = ShardingReport::new(&StateSection::Params.leaves(state), state, plan);
     let stage = plan.gather_at.zero_stage();
     let is_sharded = report.num_shards > 1;
     let zero = is_sharded.then(|| format!("zero = {stage} over {} replicas", report.num_shards));
@@ -262,7 +262,7 @@ pub fn list_sharding(state: &Tree<LeafSpec>, plan: &ParallelPlan) -> Vec<String>
         report
             .params
             .iter()
-            .map(|(path, param)| format!("{}: {param}", Section::Params.path(path))),
+            .map(|(path, param)| format!("{}: {param}", StateSection::Params.path(path))),
     );
     let total = |LeafTotals { num_leaves, bytes }| {
         format!("{}, {bytes} bytes", counted(num_leaves, "leaf"))

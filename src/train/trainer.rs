@@ -23,7 +23,7 @@ use crate::pjrt::{Arg, Buffers, Client, Completion, EndTime, Placement};
 use crate::state::State;
 use crate::step::{
     BATCH, COMPUTED_METRICS, GRAD_NORM, LEARNING_RATE, METRICS_OUTPUT, NONFINITE_LEAF,
-    REPLICA_LOSS, SEED, Section, ema_path,
+    REPLICA_LOSS, SEED, StateSection, ema_path,
 };
 
 /// The batches of a launch, on their way to the devices: the step's `batch.*` inputs by name.
@@ -183,8 +183,11 @@ impl Trainer {
                 Some(row) => return Err(misfit(row, "there is no value")),
                 None => {}
             }
-            let paths =
-                [Section::Params.path(name), ema_path(name), Section::ModelState.path(name)];
+            let paths = [
+                StateSection::Params.path(name),
+                ema_path(name),
+                StateSection::ModelState.path(name),
+            ];
             for path in paths {
                 if self.state.specs().get(&path).is_some() {
                     let piece = |start: &[usize], dims: &[usize]| {
@@ -247,7 +250,7 @@ impl Trainer {
 
     /// Number of elements in the model's parameters.
     pub fn num_params(&self) -> u64 {
-        let specs = Section::Params.leaves(self.state.specs());
+        let specs = StateSection::Params.leaves(self.state.specs());
         specs.values().map(|leaf| leaf.num_elements() as u64).sum()
     }
 

@@ -138,8 +138,8 @@ fn train(model: &str, sets: &[&str]) -> Trained {
     });
     let losses = losses.collect();
     let whole = |path: &str, leaf: &LeafSpec| join(leaf, &mesh, &values[path]);
-    let specs = step::Section::Params.leaves(declared.leaves());
-    let params = specs.map(|path, leaf| whole(&step::Section::Params.path(path), leaf));
+    let specs = step::StateSection::Params.leaves(declared.leaves());
+    let params = specs.map(|path, leaf| whole(&step::StateSection::Params.path(path), leaf));
     // Stacks of scanned blocks as the rows that files hold.
     Trained { losses, params: split_rows(&specs, params) }
 }

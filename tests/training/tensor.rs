@@ -170,7 +170,7 @@ fn gradients(model: &dyn Model, fields: &[BatchField], plan: ParallelPlan) -> (f
             values.insert(format!("{}{}", step::BATCH, field.name), pieces);
         }
         let found = run_graph(&step::trace_grad(declared).unwrap(), &values);
-        let specs = step::Section::Params.leaves(declared.leaves());
+        let specs = step::StateSection::Params.leaves(declared.leaves());
         let whole = specs.map(|path, spec| join(spec, &mesh, &found[&format!("gradients.{path}")]));
         (found["loss"][0].to_f64()[0], hlo::split_rows(&specs, whole))
     })

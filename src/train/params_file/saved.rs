@@ -12,7 +12,7 @@ use super::read::{StoredTensor, Tensors, files_of_index, tensors};
 use super::{Error, FILE};
 use crate::checkpoint::{Checkpoint, CheckpointDir, Location, Manifest};
 use crate::config::read_regular;
-use crate::step::{Section, ema_path};
+use crate::step::{StateSection, ema_path};
 use crate::train::ModelValues;
 use crate::train::checkpoint_place::{checkpoints_of_run, warn_of_incomplete};
 use crate::train::run_dir::{CONFIG_FILE, MAX_CONFIG, summary_in};
@@ -265,7 +265,7 @@ impl fmt::Display for SavedModel {
             Self::Checkpoint(checkpoint) => {
                 let has_means = checkpoint.specs().paths().any(|path| {
                     let has_mean = |name| checkpoint.specs().get(&ema_path(name)).is_some();
-                    matches!(Section::of(path), Some((Section::Params, name)) if has_mean(name))
+                    matches!(StateSection::of(path), Some((StateSection::Params, name)) if has_mean(name))
                 });
                 let means = if has_means { ", running means of the parameters" } else { "" };
                 write!(f, " (after {}{means})", counted(checkpoint.run().step, "step"))
@@ -281,13 +281,14 @@ impl fmt::Display for SavedModel {
 fn leaves_of_checkpoint(checkpoint: &Checkpoint, means: bool) -> Tree<(String, &LeafSpec)> {
     let mut leaves = Tree::new();
     for (path, spec) in checkpoint.specs().iter() {
-        let Some((section @ (Section::Params | Section::ModelState), name)) = Section::of(path)
+        let Some((section @ (StateSection::Params | StateSection::ModelState), name)) =
+            StateSection::of(path)
         else {
             continue;
         };
         let mean = ema_path(name);
         let is_mean =
-            section == Section::Params && means && checkpoint.specs().get(&mean).is_some();
+            section == StateSection::Params && means && checkpoint.specs().get(&mean).is_some();
         leaves.insert(name, (if is_mean { mean } else { path.to_owned() }, spec));
     }
     leaves
