@@ -54,7 +54,6 @@ fn a_gpt_on_sharded_meshes() {
             &["mesh.data=2", "mesh.fsdp=2", "parallel.zero=2", "model.scan_layers=true"],
             &[4],
         ),
-        ("data 4", &["mesh.data=4", "mesh.fsdp=1"], &[2]),
         ("tensor 2", &["mesh.data=2", "mesh.tensor=2"], &[2, 4]),
     ] {
         compare(dir.path(), name, text(&path), sets, numbers);
