@@ -435,10 +435,8 @@ impl Pipelined for Encoder {
             }
             Head::MaskedLm => {
                 let y = batch.field("y");
-                let num_tokens = y.ty().num_elements();
-                let weight_n =
-                    batch.weight.broadcast_in_dim(&y.shape(), &[0]).reshape(&[num_tokens]);
-                let y_n = y.reshape(&[num_tokens]);
+                let weight_n = batch.weight_of_positions(y);
+                let y_n = y.reshape(&[y.num_elements()]);
                 let counts_n = y_n.greater_equal(0.0).convert(weight_n.dtype());
                 let (y_n, weight_n) = (y_n.maximum(0.0), weight_n * counts_n);
                 vocabulary_cross_entropy(scope, logits, y_n, weight_n, self.vocabulary)

@@ -304,9 +304,8 @@ impl Pipelined for Gpt {
     fn head<'g>(&self, scope: &Scope<'g>, last: &Embedded<'g>, batch: &Batch<'g>) -> Loss<'g> {
         let logits_nv = self.head_logits(scope, last);
         let y_bt = batch.field("y");
-        let num_tokens = y_bt.ty().num_elements();
-        let weight_n = batch.weight.broadcast_in_dim(&y_bt.shape(), &[0]).reshape(&[num_tokens]);
-        let y_n = y_bt.reshape(&[num_tokens]);
+        let weight_n = batch.weight_of_positions(y_bt);
+        let y_n = y_bt.reshape(&[y_bt.num_elements()]);
         vocabulary_cross_entropy(scope, logits_nv, y_n, weight_n, self.vocabulary)
     }
 }

@@ -19,6 +19,12 @@ pub struct Batch<'g> {
 }
 
 impl<'g> Batch<'g> {
+    /// The weight of each position of `y_bt`, `[b * t]`: that of its example.
+    #[track_caller]
+    pub fn weight_of_positions(&self, y_bt: Tensor<'g>) -> Tensor<'g> {
+        self.weight.broadcast_in_dim(&y_bt.shape(), &[0]).reshape(&[y_bt.num_elements()])
+    }
+
     /// The field of this name; an error of the trace if there is none.
     #[track_caller]
     pub fn field(&self, name: &str) -> Tensor<'g> {

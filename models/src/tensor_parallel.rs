@@ -61,25 +61,20 @@ impl<'g> Scope<'g> {
         if !self.cuts_rows() {
             return partial_nw.all_reduce(Reduction::Sum, Axis::Tensor);
         }
-        self.check_rows(partial_nw);
-        partial_nw.reduce_scatter(0, Axis::Tensor)
-    }
-
-    /// Activations between regions as a region of its own whose ends do not communicate: with
-    /// sequence parallelism each replica keeps its piece of the rows of `x_nw`, which all have.
-    #[must_use]
-    #[track_caller]
-    pub fn own_rows(&self, x_nw: Tensor<'g>) -> Tensor<'g> {
-        if !self.cuts_rows() {
-            return x_nw;
+        let (rows, num_pieces) = (partial_nw.dim(0), self.num_tensor_replicas());
+        if !rows.is_multiple_of(num_pieces) {
+            let message = format!(
+                "sequence parallelism cuts the {rows} rows of examples x positions, which \
+                 mesh.tensor = {num_pieces} does not divide; set parallel.sequence = false"
+            );
+            partial_nw.reject("sequence", message);
         }
-        self.check_rows(x_nw);
-        self.own_piece(x_nw)
+        partial_nw.reduce_scatter(0, Axis::Tensor)
     }
 
     /// This replica's piece along `tensor` of dim 0, which the number of replicas divides.
     #[track_caller]
-    pub(crate) fn own_piece(&self, x: Tensor<'g>) -> Tensor<'g> {
+    fn own_piece(&self, x: Tensor<'g>) -> Tensor<'g> {
         let num_pieces = self.num_tensor_replicas();
         let piece = x.dim(0) / num_pieces;
         let pieces =
@@ -94,8 +89,7 @@ impl<'g> Scope<'g> {
         if self.cuts_rows() { x_nw.all_gather_replicated(0, Axis::Tensor) } else { x_nw }
     }
 
-    /// Scope of parameters that layers use between regions.
-    #[must_use]
+    /// The scope of parameters that layers use between regions.
     pub(crate) fn of_rows(&self) -> Self {
         if self.cuts_rows() { self.varying() } else { self.clone() }
     }
@@ -113,8 +107,8 @@ impl<'g> Scope<'g> {
         is_first.broadcast_like(x, &[]).select(x, x.full_like(0.0))
     }
 
-    /// Scope of a parameter with a vector or number for each entry of a vocabulary, along dim 0. It
-    /// is cut if the number of replicas along `tensor` divides the vocabulary.
+    /// The scope of a parameter with a vector or number for each entry of a vocabulary, along dim
+    /// 0. It is cut if the number of replicas along `tensor` divides the vocabulary.
     pub(crate) fn of_vocabulary(&self, vocabulary: usize) -> Self {
         let divides = vocabulary.is_multiple_of(self.num_tensor_replicas());
         if divides { self.cut(0) } else { self.varying() }
@@ -139,17 +133,5 @@ impl<'g> Scope<'g> {
     #[track_caller]
     pub(crate) fn tensor_index(&self) -> Tensor<'g> {
         self.tracer().replica_id(Axis::Tensor)
-    }
-
-    #[track_caller]
-    fn check_rows(&self, x_nw: Tensor<'g>) {
-        let (rows, num_pieces) = (x_nw.dim(0), self.num_tensor_replicas());
-        if !rows.is_multiple_of(num_pieces) {
-            let message = format!(
-                "sequence parallelism cuts the {rows} rows of examples x positions, which \
-                 mesh.tensor = {num_pieces} does not divide; set parallel.sequence = false"
-            );
-            x_nw.reject("sequence", message);
-        }
     }
 }

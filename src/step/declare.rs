@@ -116,7 +116,7 @@ impl<'a> StepSpec<'a> {
         Ok(leaves)
     }
 
-    /// The options of the model's layers. Discovering parameters calls no kernel.
+    /// The options of the model's layers.
     pub(super) fn layer_options(&self) -> LayerOptions {
         LayerOptions { attention: self.attention, sequence: self.plan.sequence }
     }

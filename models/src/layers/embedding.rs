@@ -54,8 +54,9 @@ impl<'g> Embedding<'g> {
         self.table_vd
     }
 
-    /// The vectors of ids: `[..] -> [.., d]`. Ids are clamped to the vocabulary. In a region: zeros
-    /// for entries of other replicas, so that [`Scope::leave`] completes the vectors.
+    /// The vectors of ids: `[..] -> [.., d]`. Ids beyond the vocabulary are clamped to it. With
+    /// several replicas along `tensor` the vectors are zeros except on the replica that has the
+    /// entry, if any has, and [`Scope::leave`] adds them up.
     #[must_use]
     #[track_caller]
     pub fn embed(&self, ids: Tensor<'g>) -> Tensor<'g> {
