@@ -51,7 +51,8 @@ pub(super) fn complete(
     let is_new = |name: &str| name == rule || !known.iter().any(|(known, _)| *known == name);
     for round in 0.. {
         let Ok(config) = apply(recipe.config, &sets) else { return nothing() };
-        let changed = Recipe::new(&config, recipe.num_replicas, recipe.num_examples, recipe.ranks);
+        let changed =
+            Recipe::new(&config, recipe.num_batch_shards, recipe.num_examples, recipe.ranks);
         let Ok(changed) = changed else { return nothing() };
         let mut caused = rules::findings(&changed);
         caused.retain(|(rule, found)| found.severity < Severity::Note && is_new(rule.name));
@@ -137,7 +138,7 @@ fn sets_after(
 ) -> Option<Option<Vec<String>>> {
     let config = apply(recipe.config, sets).ok()?;
     let changed =
-        Recipe::new(&config, recipe.num_replicas, recipe.num_examples, recipe.ranks).ok()?;
+        Recipe::new(&config, recipe.num_batch_shards, recipe.num_examples, recipe.ranks).ok()?;
     let found = rules::findings(&changed);
     let again =
         found.iter().find(|(other, found)| other.name == rule && found.severity < Severity::Note);
@@ -151,7 +152,8 @@ fn sets_after(
 pub fn repair(recipe: &Recipe<'_>) -> Result<Config, InvalidChange> {
     let mut config = recipe.config.clone();
     for _ in 0..2 * MAX_ROUNDS {
-        let changed = Recipe::new(&config, recipe.num_replicas, recipe.num_examples, recipe.ranks);
+        let changed =
+            Recipe::new(&config, recipe.num_batch_shards, recipe.num_examples, recipe.ranks);
         let Ok(changed) = changed else { break };
         let findings = alone(&changed);
         let worst = findings

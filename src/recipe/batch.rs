@@ -58,7 +58,7 @@ pub(super) fn norm_group(recipe: &Recipe<'_>) -> Vec<Found> {
 
 /// The group nearest to 32, from 16 to 256, that the microbatches can be made of.
 fn usual_group(recipe: &Recipe<'_>) -> Option<usize> {
-    let split = recipe.config.split_batch(recipe.num_replicas).ok()?;
+    let split = recipe.config.split_batch(recipe.num_batch_shards).ok()?;
     let fits = |group: &usize| split.makes_groups_of(*group);
     (16..=256).filter(fits).min_by_key(|group| group.abs_diff(32))
 }
@@ -118,7 +118,7 @@ pub(super) fn shape(recipe: &Recipe<'_>) -> Vec<Found> {
         let change = "lower the batch, or count in steps";
         found.push(Found::new(Severity::Note, reason, change, vec![]));
     }
-    if let Ok(split) = recipe.config.split_batch(recipe.num_replicas)
+    if let Ok(split) = recipe.config.split_batch(recipe.num_batch_shards)
         && split.microbatch() == 1
         && split.num_microbatches() >= MANY_MICROBATCHES
     {

@@ -20,8 +20,8 @@ pub struct Change {
 /// The recipe on twice as many replicas.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Doubling {
-    /// Replicas, doubled.
-    pub num_replicas: usize,
+    /// Shards of the batch, doubled.
+    pub num_batch_shards: usize,
     /// All figures that change.
     pub changes: Vec<Change>,
     /// Findings of rules that had none before.
@@ -32,11 +32,11 @@ pub struct Doubling {
 
 /// Compares a recipe with itself on twice as many replicas; `num_examples` as for [`Recipe::new`].
 pub fn doubling(recipe: &Recipe<'_>, num_examples: Option<usize>) -> Doubling {
-    let num_replicas = recipe.num_replicas.saturating_mul(2);
-    let twice = Recipe::new(recipe.config, num_replicas, num_examples, recipe.ranks);
+    let num_batch_shards = recipe.num_batch_shards.saturating_mul(2);
+    let twice = Recipe::new(recipe.config, num_batch_shards, num_examples, recipe.ranks);
     let twice = twice.and_then(|twice| {
         // With a fixed global batch this is where it must divide.
-        twice.config.split_batch(num_replicas)?;
+        twice.config.split_batch(num_batch_shards)?;
         Ok(twice)
     });
     match twice {
@@ -45,11 +45,11 @@ pub fn doubling(recipe: &Recipe<'_>, num_examples: Option<usize>) -> Doubling {
             let mut new_findings = check(&twice);
             new_findings.retain(|finding| !known.contains(&finding.rule));
             let changes = changes(recipe, &twice);
-            Doubling { num_replicas, changes, new_findings, problem: None }
+            Doubling { num_batch_shards, changes, new_findings, problem: None }
         }
         Err(error) => {
             let problem = Some(error.to_string());
-            Doubling { num_replicas, changes: vec![], new_findings: vec![], problem }
+            Doubling { num_batch_shards, changes: vec![], new_findings: vec![], problem }
         }
     }
 }
@@ -57,11 +57,11 @@ pub fn doubling(recipe: &Recipe<'_>, num_examples: Option<usize>) -> Doubling {
 pub(super) fn changes(before: &Recipe<'_>, after: &Recipe<'_>) -> Vec<Change> {
     let batch_per_replica = |recipe: &Recipe<'_>| match recipe.config.train.batch {
         BatchSize::PerReplica(size) => size,
-        BatchSize::Global(size) => size / recipe.num_replicas.max(1),
+        BatchSize::Global(size) => size / recipe.num_batch_shards.max(1),
     };
     let norm_group = |recipe: &Recipe<'_>| {
         let Some(group) = recipe.config.model.batch_norm_group() else { return String::new() };
-        let Ok(split) = recipe.config.split_batch(recipe.num_replicas) else {
+        let Ok(split) = recipe.config.split_batch(recipe.num_batch_shards) else {
             return counted(group, "example");
         };
         let microbatch = split.microbatch();
@@ -69,7 +69,7 @@ pub(super) fn changes(before: &Recipe<'_>, after: &Recipe<'_>) -> Vec<Change> {
             return format!("{} on one replica", counted(group, "example"));
         }
         let is_whole = group.is_multiple_of(microbatch)
-            && recipe.num_replicas.is_multiple_of(group / microbatch);
+            && recipe.num_batch_shards.is_multiple_of(group / microbatch);
         match is_whole {
             true => {
                 format!("{group} examples on {}", counted(group / microbatch, "replica"))

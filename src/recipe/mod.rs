@@ -40,12 +40,12 @@ pub use compare::{Comparison, compare};
 pub use double::{Change, Doubling, doubling};
 pub use rules::{REFUSED, RuleInfo, rule, rules};
 
-/// A configuration, resolved for a number of replicas.
+/// A configuration, resolved for a number of shards of the batch.
 pub struct Recipe<'a> {
     /// The configuration.
     pub config: &'a Config,
-    /// Replicas.
-    pub num_replicas: usize,
+    /// Shards of the batch: replicas along `data` times those along `fsdp`.
+    pub num_batch_shards: usize,
     /// Length of the run, and the global batch.
     pub run: RunLength,
     /// The learning rates, or the error in the schedule.
@@ -75,17 +75,17 @@ impl<'a> Recipe<'a> {
     /// A batch that does not divide, or a run with an unknown number of steps.
     pub fn new(
         config: &'a Config,
-        num_replicas: usize,
+        num_batch_shards: usize,
         num_examples: Option<usize>,
         ranks: &'a Tree<usize>,
     ) -> Result<Self, Error> {
-        let global_batch = config.global_batch(num_replicas)?;
+        let global_batch = config.global_batch(num_batch_shards)?;
         let run = RunLength::new(config.train.length, num_examples, global_batch)?;
         let schedule = Schedule::new(&config.schedule, &run);
         let rates = schedule.as_ref().ok().map(Rates::new);
         let kind = ModelKind::Linear;
         let mut recipe =
-            Self { config, num_replicas, run, schedule, ranks, num_examples, kind, rates };
+            Self { config, num_batch_shards, run, schedule, ranks, num_examples, kind, rates };
         recipe.kind = ModelKind::of(recipe.config);
         Ok(recipe)
     }

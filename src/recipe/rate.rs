@@ -353,7 +353,7 @@ pub(super) fn not_scaled(recipe: &Recipe<'_>) -> Vec<Found> {
             let severity = if is_fixed { Severity::Note } else { Severity::Warning };
             let reason = format!(
                 "the batch grows with the replicas, {batch} on {}, but the rate stays {peak}",
-                recipe.num_replicas
+                recipe.num_batch_shards
             );
             let scaling = if recipe.scales_linearly() { "linear" } else { "sqrt" };
             let sets = vec![

@@ -53,7 +53,7 @@ fn neither_plugin_nor_data_are_needed() {
     let figures = lockstep_with(&known, &env).succeeded().json();
     let [one] = &figures.as_array().unwrap()[..] else { panic!("{figures}") };
     let expected = [
-        "num_replicas",
+        "num_batch_shards",
         "global_batch",
         "total_steps",
         "steps_per_epoch",

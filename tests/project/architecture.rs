@@ -29,6 +29,15 @@ const UNSAFE: [&str; 2] = ["src/pjrt/", "kernels/src/gemm.rs"];
 /// Modules that work with any model: they may use types of `models`, but none of its architectures.
 const BLIND_TO_MODELS: [&str; 3] = ["step", "train", "config"];
 
+/// Modules that divide batches or average over examples: by the shards of a batch, or a mesh with
+/// other axes is silently wrong.
+const BLIND_TO_REPLICAS: [&str; 6] = ["config", "data", "optim", "parallel", "recipe", "step"];
+/// Files of these modules that count replicas all the same, and why.
+const COUNTING_REPLICAS: [(&str, &str); 2] = [
+    ("src/config/mesh.rs", "axes share the devices"),
+    ("src/step/signature.rs", "a program in a test"),
+];
+
 /// Names that several public types may have: `Error`, because each module has its own error type.
 const SHARED_NAMES: [&str; 1] = ["Error"];
 
@@ -88,6 +97,17 @@ fn modules_import_what_the_table_allows() {
         let is_there = files.any(|file| imports(file).iter().any(|found| found.module == import));
         assert!(is_there, "{module} > {import} was not found");
     }
+}
+
+#[test]
+fn batches_are_not_divided_by_replicas() {
+    let files = files(&["src"]);
+    let counts = |file: &File| !has_word(file, &["num_replicas"]).is_empty();
+    let is_blind = |file: &&File| BLIND_TO_REPLICAS.contains(&module_name(&file.path).as_str());
+    let counting: Vec<_> =
+        files.iter().filter(is_blind).filter(|file| counts(file)).map(|file| &file.path).collect();
+    let allowed = COUNTING_REPLICAS.map(|(path, _)| path);
+    assert_eq!(counting, allowed, "`Mesh::num_batch_shards` divides batches");
 }
 
 #[test]

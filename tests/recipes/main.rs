@@ -47,8 +47,8 @@ impl Loaded {
     }
 
     fn resolve(&self) -> Result<Recipe<'_>, lockstep::recipe::Error> {
-        let num_replicas = mesh_on_host(&self.config).num_replicas();
-        Recipe::new(&self.config, num_replicas, self.config.data.num_examples(), &self.ranks)
+        let num_batch_shards = mesh_on_host(&self.config).num_batch_shards();
+        Recipe::new(&self.config, num_batch_shards, self.config.data.num_examples(), &self.ranks)
     }
 
     fn findings(&self) -> Vec<Finding> {

@@ -59,7 +59,7 @@ fn the_report_ends_with_the_changes_of_doubling_the_replicas() {
 
     // A fixed global batch is split into smaller parts, and nothing else changes.
     let (_, report) = check(IMAGES, &["mesh.data=256"]);
-    assert_eq!(report["when_replicas_double"]["num_replicas"], 512);
+    assert_eq!(report["when_replicas_double"]["num_batch_shards"], 512);
     assert_eq!(change(&report, "batch per replica"), pair("32", "16"));
     let group = pair("32 examples on one replica", "32 examples on 2 replicas");
     assert_eq!(change(&report, "group of batch norm"), group);
@@ -101,7 +101,7 @@ fn the_text_has_what_the_json_has() {
         "--set 'schedule.peak=3.2'",
         "then: peak rate 0.1 -> 3.2",
         "0 errors, 1 warning",
-        "from 256 to 512 replicas:",
+        "from 256 to 512 replicas along data and fsdp:",
         "batch per replica    32 -> 16",
     ] {
         assert!(text.contains(fragment), "{fragment:?} is not in {text}");

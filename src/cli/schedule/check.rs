@@ -21,7 +21,7 @@ const WIDTH: usize = 100;
 /// The output of `--json`.
 #[derive(Serialize)]
 struct Report {
-    num_replicas: usize,
+    num_batch_shards: usize,
     findings: Vec<Finding>,
     /// The ignored rules, with the reasons.
     ignored: BTreeMap<String, String>,
@@ -34,11 +34,11 @@ pub fn run(config: &Config, json: bool) -> Result<ExitCode> {
     let examples = Examples::of(config);
     let ranks = parameter_ranks(config)?;
     let recipe = resolve(config, &examples, &ranks)?;
-    let num_replicas = recipe.num_replicas;
+    let num_batch_shards = recipe.num_batch_shards;
     let findings = findings_of(&recipe, &examples);
     let when_replicas_double = recipe::doubling(&recipe, examples.count());
     let ignored = config.check.ignored_rules.clone();
-    let report = Report { num_replicas, findings, ignored, when_replicas_double };
+    let report = Report { num_batch_shards, findings, ignored, when_replicas_double };
     if json {
         print_line(&serde_json::to_string(&report)?)?;
     } else {
@@ -135,8 +135,8 @@ pub fn resolve<'a>(
     examples: &Examples,
     ranks: &'a Tree<usize>,
 ) -> Result<Recipe<'a>> {
-    let num_replicas = train::mesh_on_host(config).num_batch_shards();
-    let recipe = Recipe::new(config, num_replicas, examples.count(), ranks);
+    let num_batch_shards = train::mesh_on_host(config).num_batch_shards();
+    let recipe = Recipe::new(config, num_batch_shards, examples.count(), ranks);
     recipe.map_err(|error| match error {
         recipe::Error::RunLength(error) => examples.explain(error),
         error => error.into(),
@@ -152,10 +152,11 @@ fn text(report: &Report) -> Vec<String> {
         lines.extend(wrapped("ignored  ", &format!("{rule}: {reason}")));
     }
     lines.push(counts.join(", "));
-    let Doubling { num_replicas, changes, new_findings, problem } = &report.when_replicas_double;
-    let before = report.num_replicas;
+    let Doubling { num_batch_shards, changes, new_findings, problem } =
+        &report.when_replicas_double;
+    let before = report.num_batch_shards;
     lines.push(String::new());
-    lines.push(format!("from {before} to {num_replicas} replicas:"));
+    lines.push(format!("from {before} to {num_batch_shards} replicas along data and fsdp:"));
     if let Some(problem) = problem {
         lines.extend(wrapped("    ", &format!("cannot run: {problem}")));
     }

@@ -29,7 +29,7 @@ struct Column {
     /// `lr`, or `lr_8` among several.
     name: String,
     /// The number of replicas, if the global batch depends on it.
-    num_replicas: Option<usize>,
+    num_batch_shards: Option<usize>,
     run: RunLength,
     schedule: Schedule,
 }
@@ -44,7 +44,7 @@ impl Column {
 /// The output of `--json` for a [`Column`].
 #[derive(Serialize)]
 struct Figures {
-    num_replicas: Option<usize>,
+    num_batch_shards: Option<usize>,
     global_batch: usize,
     total_steps: u64,
     steps_per_epoch: Option<u64>,
@@ -89,7 +89,7 @@ pub fn run(args: &ScheduleArgs) -> Result<ExitCode> {
 
 fn figures(column: &Column) -> Figures {
     Figures {
-        num_replicas: column.num_replicas,
+        num_batch_shards: column.num_batch_shards,
         global_batch: column.run.global_batch(),
         total_steps: column.run.total_steps(),
         steps_per_epoch: column.run.steps_per_epoch(),
@@ -103,11 +103,11 @@ fn figures(column: &Column) -> Figures {
 fn columns(config: &Config, replicas: &[u32]) -> Result<Vec<Column>> {
     let examples = Examples::of(config);
     if replicas.is_empty() {
-        let num_replicas = match config.train.batch {
+        let num_batch_shards = match config.train.batch {
             BatchSize::Global(_) => None,
             BatchSize::PerReplica(_) => Some(train::mesh_on_host(config).num_batch_shards()),
         };
-        return Ok(vec![column(config, &examples, "lr".to_owned(), num_replicas)?]);
+        return Ok(vec![column(config, &examples, "lr".to_owned(), num_batch_shards)?]);
     }
     if let BatchSize::Global(_) = config.train.batch {
         bail!(
@@ -115,10 +115,10 @@ fn columns(config: &Config, replicas: &[u32]) -> Result<Vec<Column>> {
              train.global_batch does not; set train.batch_per_replica instead"
         );
     }
-    let column = |num_replicas: &u32| {
-        let name = format!("lr_{num_replicas}");
-        column(config, &examples, name, Some(*num_replicas as usize))
-            .with_context(|| format!("with {}", counted(*num_replicas, "replica")))
+    let column = |num_batch_shards: &u32| {
+        let name = format!("lr_{num_batch_shards}");
+        column(config, &examples, name, Some(*num_batch_shards as usize))
+            .with_context(|| format!("with {}", counted(*num_batch_shards, "replica")))
     };
     replicas.iter().map(column).collect()
 }
@@ -127,16 +127,16 @@ fn column(
     config: &Config,
     examples: &Examples,
     name: String,
-    num_replicas: Option<usize>,
+    num_batch_shards: Option<usize>,
 ) -> Result<Column> {
-    let global_batch = config.global_batch(num_replicas.unwrap_or(1))?;
+    let global_batch = config.global_batch(num_batch_shards.unwrap_or(1))?;
     let run = RunLength::new(config.train.length, examples.count(), global_batch);
     let run = run.map_err(|error| examples.explain(error))?;
     let schedule = Schedule::new(&config.schedule, &run).map_err(|error| match error {
         schedule::Error::Length(error) => examples.explain(error),
         error => error.into(),
     })?;
-    Ok(Column { name, num_replicas, run, schedule })
+    Ok(Column { name, num_batch_shards, run, schedule })
 }
 
 /// The number of training examples, or why it is not known.

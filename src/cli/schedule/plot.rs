@@ -48,7 +48,7 @@ pub fn save(
 }
 
 fn name(column: &Column) -> String {
-    match column.num_replicas {
+    match column.num_batch_shards {
         Some(number) => counted(number, "replica"),
         None => column.name.clone(),
     }

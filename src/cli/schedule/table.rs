@@ -88,7 +88,8 @@ fn rates(columns: &[Column], has_epochs: bool) -> Vec<String> {
 
 fn describe_run(column: &Column) -> String {
     let batch = counted(column.run.global_batch(), "example");
-    let replicas = column.num_replicas.map(|number| format!(" on {}", counted(number, "replica")));
+    let replicas =
+        column.num_batch_shards.map(|number| format!(" on {}", counted(number, "replica")));
     let epoch = column.run.steps_per_epoch();
     let epoch = epoch.map(|steps| format!(", {} per epoch", counted(steps, "step")));
     format!(
