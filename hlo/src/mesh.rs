@@ -187,6 +187,15 @@ impl Mesh {
         })
     }
 
+    /// The axes along which these replicas differ.
+    pub fn axes_between(&self, replicas: &[usize]) -> AxisSet {
+        let differ = |axis: &Axis| {
+            let index = |replica: usize| self.index(replica, (*axis).into());
+            replicas.windows(2).any(|pair| index(pair[0]) != index(pair[1]))
+        };
+        AxisSet::of(&Axis::ALL.into_iter().filter(differ).collect::<Vec<_>>())
+    }
+
     /// The replica groups of a collective over `axes`: each group holds the replicas that differ
     /// only along these axes, in order of their [`Self::index`].
     pub fn groups(&self, axes: AxisSet) -> Vec<Vec<usize>> {

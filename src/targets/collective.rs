@@ -1,6 +1,6 @@
 //! The collectives of a compiled step, and their sums by kind, phase and group.
 
-use hlo::Origin;
+use hlo::{Axis, Origin};
 use serde::{Deserialize, Serialize};
 
 use super::hlo_proto::OpMetadata;
@@ -22,6 +22,8 @@ pub struct Collective {
     pub group_size: usize,
     /// Number of groups.
     pub num_groups: usize,
+    /// The mesh axes along which the replicas of a group differ.
+    pub axes: Vec<String>,
     /// `true` if it runs asynchronously.
     pub asynchronous: bool,
     /// Matmuls and convolutions scheduled while it runs, in one execution.
@@ -89,6 +91,11 @@ impl Collective {
         self.asynchronous && self.overlapped_matmuls > 0
     }
 
+    /// `true` if it is of activations, between the replicas that compute a layer together.
+    pub fn is_of_layers(&self) -> bool {
+        self.axes == [Axis::Tensor.name()]
+    }
+
     /// Bytes of its operands in a step.
     pub fn total_bytes(&self) -> u64 {
         self.bytes.saturating_mul(self.count)
@@ -115,6 +122,8 @@ pub struct CollectiveSum {
     pub group_size: usize,
     /// Number of groups.
     pub num_groups: usize,
+    /// The mesh axes along which the replicas of a group differ.
+    pub axes: Vec<String>,
     /// Executions in a step.
     pub count: u64,
     /// Bytes of their operands on one replica, in all executions.
@@ -135,16 +144,17 @@ pub(super) fn sums(
 ) -> Vec<CollectiveSum> {
     let mut sums: Vec<CollectiveSum> = vec![];
     for c in collectives {
-        let key = (&c.kind, c.phase, c.group_size, c.num_groups);
-        let found = sums
-            .iter()
-            .position(|sum| (&sum.kind, sum.phase, sum.group_size, sum.num_groups) == key);
+        let key = (&c.kind, c.phase, c.group_size, c.num_groups, &c.axes);
+        let found = sums.iter().position(|sum| {
+            (&sum.kind, sum.phase, sum.group_size, sum.num_groups, &sum.axes) == key
+        });
         let at = found.unwrap_or_else(|| {
             sums.push(CollectiveSum {
                 kind: c.kind.clone(),
                 phase: c.phase,
                 group_size: c.group_size,
                 num_groups: c.num_groups,
+                axes: c.axes.clone(),
                 count: 0,
                 bytes: 0,
                 overlapped_count: 0,
@@ -165,12 +175,14 @@ pub(super) fn sums(
     sums
 }
 
-/// The fraction of the bytes of these kinds in collectives that overlap with a matmul; `None` if
-/// there are none.
-pub(super) fn overlapped_fraction(collectives: &[Collective], kinds: &[&str]) -> Option<f64> {
-    let of_kinds = collectives.iter().filter(|c| kinds.contains(&c.kind.as_str()));
+/// The fraction of the bytes of these collectives that overlap with a matmul; `None` if there are
+/// none.
+pub(super) fn overlapped_fraction(
+    collectives: &[Collective],
+    is_counted: impl Fn(&Collective) -> bool,
+) -> Option<f64> {
     let (mut all, mut overlapped) = (0u64, 0u64);
-    for collective in of_kinds {
+    for collective in collectives.iter().filter(|collective| is_counted(collective)) {
         all = all.saturating_add(collective.total_bytes());
         if collective.is_overlapped() {
             overlapped = overlapped.saturating_add(collective.total_bytes());
@@ -215,6 +227,7 @@ mod tests {
             count,
             group_size: 4,
             num_groups: 2,
+            axes: vec!["fsdp".to_owned()],
             asynchronous: overlapped_matmuls > 0,
             overlapped_matmuls,
             group: vec![0, 1, 2, 3],
@@ -224,8 +237,8 @@ mod tests {
         assert_eq!((sum.count, sum.bytes), (5, 400));
         assert_eq!((sum.overlapped_count, sum.overlapped_bytes), (3, 300));
         assert_eq!(sum.predicted_ms, 5e3);
-        assert_eq!(overlapped_fraction(&collectives, &["all_gather"]), Some(0.75));
-        assert_eq!(overlapped_fraction(&collectives, &["reduce_scatter"]), None);
+        assert_eq!(overlapped_fraction(&collectives, |c| c.kind == "all_gather"), Some(0.75));
+        assert_eq!(overlapped_fraction(&collectives, Collective::is_of_layers), None);
         assert_eq!(collectives[0].whole_bytes(), 400);
     }
 }

@@ -249,6 +249,7 @@ impl CompileReport {
             gradient_bytes: timeline.gradient_bytes(),
             overlapped_gradient_fraction: 0.0,
             overlapped_gather_fraction: None,
+            overlapped_layer_fraction: None,
             flops_per_device: work.flops as u64,
             traffic_bytes: (work.matmul_bytes() + work.other_bytes) as u64,
             arithmetic_intensity: work.arithmetic_intensity(),
@@ -298,10 +299,20 @@ impl CompileReport {
         self.memory.gathered_bytes = schedule.gathered_bytes;
         self.has_unknown_loops = schedule.has_unknown_loops;
         self.collectives = schedule.collectives;
-        let fraction = |kinds: &[&str]| overlapped_fraction(&self.collectives, kinds);
+        for collective in &mut self.collectives {
+            let axes = step.graph.mesh().axes_between(&collective.group);
+            collective.axes = axes.iter().map(|axis| axis.name().to_owned()).collect();
+        }
+        let of_state = |kinds: &[&str]| {
+            overlapped_fraction(&self.collectives, |collective| {
+                kinds.contains(&collective.kind.as_str()) && !collective.is_of_layers()
+            })
+        };
         self.overlapped_gradient_fraction =
-            fraction(&["all_reduce", "reduce_scatter"]).unwrap_or(0.0);
-        self.overlapped_gather_fraction = fraction(&["all_gather"]);
+            of_state(&["all_reduce", "reduce_scatter"]).unwrap_or(0.0);
+        self.overlapped_gather_fraction = of_state(&["all_gather"]);
+        self.overlapped_layer_fraction =
+            overlapped_fraction(&self.collectives, Collective::is_of_layers);
         let work = Work::of(step.graph, step.element_bytes);
         let layout = step.layout(target);
         let mut links = Links { layout: &layout, fabrics: HashMap::new() };

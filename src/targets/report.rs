@@ -30,14 +30,17 @@ pub struct CompileReport {
     /// `true` if a collective is in a loop with an unknown trip count, which is counted as 1.
     pub has_unknown_loops: bool,
     /// Bytes of gradients that each device reduces per step: the operands of every all_reduce and
-    /// reduce_scatter of the traced graph.
+    /// reduce_scatter of the traced graph that is not of activations.
     pub gradient_bytes: u64,
     /// The fraction of all_reduced and reduce_scattered bytes in collectives that overlap with a
-    /// matmul.
+    /// matmul, without those of layers.
     pub overlapped_gradient_fraction: f64,
-    /// The fraction of gathered bytes in all_gathers that overlap with a matmul; `None` if nothing
-    /// is gathered.
+    /// The fraction of gathered bytes in all_gathers that overlap with a matmul, without those of
+    /// layers; `None` if nothing is gathered.
     pub overlapped_gather_fraction: Option<f64>,
+    /// The fraction of the bytes that replicas along `tensor` exchange in layers, in collectives
+    /// that overlap with a matmul; `None` if there are none.
+    pub overlapped_layer_fraction: Option<f64>,
     /// FLOPs of a step on one device, counting every loop iteration.
     pub flops_per_device: u64,
     /// Estimated memory traffic of a step on one device, in bytes.
@@ -177,7 +180,7 @@ impl CompileReport {
         for collective in &self.collectives {
             let same = |row: &&mut Row<'_>| {
                 let key = |c: &Collective| {
-                    let groups = (c.group_size, c.num_groups);
+                    let groups = (c.group_size, c.num_groups, c.axes.clone());
                     (c.kind.clone(), c.phase, groups, c.is_overlapped(), c.asynchronous)
                 };
                 key(row.first) == key(collective)
@@ -237,16 +240,20 @@ impl fmt::Display for CompileReport {
             writeln!(f, "                 - {line}")?;
         }
         for Row { first, count, bytes, matmuls } in self.rows() {
-            let Collective { kind, phase, group_size, num_groups, asynchronous, .. } = first;
+            let Collective { kind, phase, group_size, num_groups, asynchronous, axes, .. } = first;
             let phase = match phase {
                 CollectivePhase::Scatter | CollectivePhase::Other => String::new(),
                 phase => format!(" ({phase})"),
             };
             let how = if *asynchronous { "asynchronous" } else { "synchronous" };
             let groups = counted(*num_groups, "group");
+            let over = match &axes[..] {
+                [] => String::new(),
+                axes => format!(" over {}", axes.join(" and ")),
+            };
             writeln!(
                 f,
-                "collectives      {count} {kind}{phase}, {} in all, {groups} of {group_size}, \
+                "collectives      {count} {kind}{phase}, {} in all, {groups} of {group_size}{over}, \
                  {how}, beside {}",
                 gib(bytes),
                 counted(matmuls, "matmul")
@@ -272,6 +279,10 @@ impl fmt::Display for CompileReport {
             )?;
             if let Some(fraction) = self.overlapped_gather_fraction {
                 writeln!(f, "                 {:.0} % of the gathered bytes", 100.0 * fraction)?;
+            }
+            if let Some(fraction) = self.overlapped_layer_fraction {
+                let percent = 100.0 * fraction;
+                writeln!(f, "                 {percent:.0} % of the bytes of layers over tensor")?;
             }
             if self.has_unknown_loops {
                 writeln!(

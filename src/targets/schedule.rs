@@ -230,6 +230,7 @@ impl Walk<'_> {
             count: 1,
             group_size: first.len(),
             num_groups,
+            axes: vec![],
             group: first,
             asynchronous: false,
             overlapped_matmuls: 0,

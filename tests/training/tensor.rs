@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use hlo::{Axis, DType, Graph, LeafSpec, Literal, Mesh, Tensor, Tree, communication, interpret};
+use hlo::{
+    Axis, DType, Graph, LeafSpec, Literal, Mesh, Tensor, Tree, communication, count, interpret,
+};
 use lockstep::config::OnNonfinite;
 use lockstep::optim::chain;
 use lockstep::parallel::{GatherAt, ParallelPlan, PlainSum};
@@ -277,6 +279,32 @@ fn a_block_sends_what_the_formulas_say() {
             };
             let found = ["all_reduce", "all_gather", "reduce_scatter"].map(of_two);
             assert_eq!(found, expected, "{num_pieces} replicas, sequence {sequence}");
+        }
+    }
+}
+
+/// Only norms, residuals and what draws masks are computed on more than one replica, and with
+/// sequence parallelism not even these. Kept gathers would save nothing here: no matmul is repeated.
+#[test]
+fn nothing_is_computed_twice() {
+    let fields = fields(false);
+    let model = Gpt { width: 512, num_heads: 8, vocabulary: 1024, dropout: 0.1, ..gpt(false) };
+    let cost = |num_pieces: usize, sequence: bool| {
+        let plan = plan(&[(Axis::Tensor, num_pieces)], GatherAt::Step, sequence);
+        let graph =
+            with_step(&model, &fields, plan, |declared| step::trace_step(declared).unwrap());
+        let cost = count(&graph.unwrap());
+        let of_matmuls: u64 = cost.matmuls.iter().map(|matmul| matmul.count * matmul.flops).sum();
+        (cost.flops, of_matmuls)
+    };
+    let (all, of_matmuls) = cost(1, false);
+    for num_pieces in [2, 4, 8] {
+        for (sequence, most) in [(false, 1.02), (true, 1.005)] {
+            let what = format!("{num_pieces} replicas, sequence {sequence}");
+            let (flops, of_own_matmuls) = cost(num_pieces, sequence);
+            assert_eq!(of_own_matmuls * num_pieces as u64, of_matmuls, "{what}");
+            let ratio = (flops * num_pieces as u64) as f64 / all as f64;
+            assert!((0.98..most).contains(&ratio), "{what}: {ratio}");
         }
     }
 }

@@ -57,7 +57,7 @@ impl Timeline {
     }
 
     /// Bytes of gradients that a device reduces, over all microbatches: the operands of every
-    /// all_reduce and reduce_scatter.
+    /// all_reduce and reduce_scatter that is not of activations.
     pub fn gradient_bytes(&self) -> u64 {
         self.reductions().map(|transfer| transfer.whole_bytes).sum()
     }
@@ -70,14 +70,15 @@ impl Timeline {
 
     /// Bytes of all parameters that a device gathers.
     pub fn gathered_bytes(&self) -> u64 {
-        let gathers = self.transfers.iter().filter(|transfer| transfer.kind == "all_gather");
+        let is_gather = |t: &&Transfer| t.kind == "all_gather" && !is_of_activations(t);
+        let gathers = self.transfers.iter().filter(is_gather);
         gathers.map(|transfer| transfer.whole_bytes).sum()
     }
 
     fn reductions(&self) -> impl Iterator<Item = &Transfer> + Clone {
-        self.transfers.iter().filter(|transfer| match transfer.kind {
-            "all_reduce" => !is_of_activations(transfer),
-            kind => kind == "reduce_scatter",
+        self.transfers.iter().filter(|transfer| {
+            ["all_reduce", "reduce_scatter"].contains(&transfer.kind)
+                && !is_of_activations(transfer)
         })
     }
 
@@ -165,12 +166,12 @@ impl Timeline {
     }
 }
 
-/// All_reduces of activations that are ready at the same time and do not depend on each other are
+/// Collectives of activations that are ready at the same time and do not depend on each other are
 /// one, as compilers combine them.
 fn combined(transfers: Vec<Transfer>) -> Vec<Transfer> {
     let mut found: Vec<Transfer> = vec![];
     for transfer in transfers {
-        let key = |t: &Transfer| (t.groups, t.ready, t.depth);
+        let key = |t: &Transfer| (t.kind, t.groups, t.ready, t.depth);
         let is_same = |other: &&mut Transfer| {
             is_of_activations(other) && is_of_activations(&transfer) && key(other) == key(&transfer)
         };
@@ -186,9 +187,11 @@ fn combined(transfers: Vec<Transfer>) -> Vec<Transfer> {
     found
 }
 
-/// `true` for an all_reduce over a part of a group, such as that of batch statistics.
+/// `true` for an all_reduce over a part of a group, such as that of batch statistics, and for
+/// whatever the replicas along `tensor` exchange in a layer.
 fn is_of_activations(transfer: &Transfer) -> bool {
-    transfer.kind == "all_reduce" && !transfer.groups.is_whole()
+    let is_of_layer = transfer.groups.axes() == Axis::Tensor.into();
+    is_of_layer || transfer.kind == "all_reduce" && !transfer.groups.is_whole()
 }
 
 /// Collectives that run as one.
