@@ -10,14 +10,14 @@ use models::AttentionKernels;
 
 use super::args::{CompileArgs, ConfigArgs};
 use super::{Loaded, output, print_line};
-use crate::config::{AutoOr, Config};
+use crate::config::{AutoOr, BatchSize, Config};
 use crate::observe::{Waiting, say};
 use crate::pjrt::Platform;
 use crate::step::{self, DeclaredStep};
 use crate::targets::cost::{Timeline, Work};
 use crate::targets::{
     self, ByLine, CompileReport, Family, Knobs, Measured, MemoryAdvice, Step, Suggestion, Target,
-    worker,
+    TensorPieces, worker,
 };
 use crate::train::Run;
 
@@ -127,6 +127,8 @@ pub(super) fn steps(
 pub(super) struct TargetStep {
     pub loaded: Loaded,
     pub run: Run,
+    /// Most replicas along `tensor` that are suggested: they communicate in each layer.
+    most_along_tensor: usize,
 }
 
 impl TargetStep {
@@ -160,7 +162,7 @@ impl TargetStep {
             );
         }
         let run = Run::new(&loaded.config, &loaded.splits, mesh, platform)?;
-        Ok(Self { loaded, run })
+        Ok(Self { loaded, run, most_along_tensor: target.most_along_tensor() })
     }
 
     /// The inputs of the cost model.
@@ -189,25 +191,47 @@ impl TargetStep {
     }
 
     fn knobs_of(&self, declared: &DeclaredStep<'_>) -> Knobs {
-        let run = &self.run;
-        let parameters = step::StateSection::Params.leaves(declared.leaves());
-        // What replicas along `tensor` cut, they hold and gather in pieces, whatever else changes.
-        let piece = |leaf: &LeafSpec| {
-            let cut = leaf.sharding.varying().minus(Mesh::BATCH_AXES);
-            (leaf.num_elements() / run.plan.mesh.group_size(cut)) as u64
+        let (run, config) = (&self.run, &self.loaded.config);
+        let now = run.plan.mesh.size(Axis::Tensor);
+        let others = (1..=self.most_along_tensor).filter_map(|num_replicas| {
+            let divides = run.plan.mesh.num_replicas().is_multiple_of(num_replicas);
+            let is_new = divides && num_replicas != now;
+            is_new.then(|| config.model.check_tensor_replicas(num_replicas).ok())??;
+            let data = run.plan.mesh.num_replicas() / num_replicas;
+            let mesh = Mesh::new(&[(Axis::Data, data), (Axis::Tensor, num_replicas)]);
+            let spec = run.spec_on(&*self.loaded.model, mesh);
+            Some(self.pieces_of(&spec.declare().ok()?, &mesh))
+        });
+        let batch_per_replica = match config.train.batch {
+            BatchSize::PerReplica(size) => Some(size),
+            BatchSize::Global(_) => None,
         };
-        let bytes = |leaf: &LeafSpec| piece(leaf) * leaf.dtype.size_bytes() as u64;
         Knobs {
             microbatch: run.batch.microbatch(),
             num_microbatches: run.batch.num_microbatches(),
-            remat: self.loaded.config.model.remat(),
+            batch_per_replica,
+            remat: config.model.remat(),
             mesh: run.plan.mesh,
-            zero: self.loaded.config.parallel.zero_stage(),
-            is_zero_set: self.loaded.config.parallel.zero.is_some(),
+            zero: config.parallel.zero_stage(),
+            is_zero_set: config.parallel.zero.is_some(),
+            pieces: others.chain([self.pieces_of(declared, &run.plan.mesh)]).collect(),
+        }
+    }
+
+    /// What replicas along `tensor` cut, they hold and gather in pieces, whatever else changes.
+    fn pieces_of(&self, declared: &DeclaredStep<'_>, mesh: &Mesh) -> TensorPieces {
+        let parameters = step::StateSection::Params.leaves(declared.leaves());
+        let piece = |leaf: &LeafSpec| {
+            let cut = leaf.sharding.varying().minus(Mesh::BATCH_AXES);
+            (leaf.num_elements() / mesh.group_size(cut)) as u64
+        };
+        let bytes = |leaf: &LeafSpec| piece(leaf) * leaf.dtype.size_bytes() as u64;
+        let compute_bytes = self.run.precision.compute.size_bytes() as u64;
+        TensorPieces {
+            num_replicas: mesh.size(Axis::Tensor),
             state_bytes: declared.leaves().values().map(bytes).sum(),
             parameters_bytes: parameters.values().map(bytes).sum(),
-            gathered_bytes: parameters.values().map(piece).sum::<u64>()
-                * run.precision.compute.size_bytes() as u64,
+            gathered_bytes: parameters.values().map(piece).sum::<u64>() * compute_bytes,
         }
     }
 
@@ -232,14 +256,13 @@ impl TargetStep {
             lowering.scatter_line = line;
             (line, lowering.lower(graph.clone(), "step").program)
         });
-        let knobs = self.knobs_of(&declared);
         let step = Step {
             graph: &graph,
             program: &program,
             by_line: by_line.as_ref().map(|(line, program)| ByLine { line: *line, program }),
             state: declared.types(),
             element_bytes: run.precision.compute.size_bytes(),
-            knobs,
+            knobs: &|| self.knobs_of(&declared),
             memory_fraction: self.loaded.config.device.memory_fraction(),
             overrides: &run.compile.options.overrides,
         };

@@ -6,13 +6,29 @@ use hlo::{Axis, Mesh};
 
 use super::memory::{Memory, gib};
 
-/// The settings of a step on which advice depends.
+/// What a replica has of the model where so many compute a layer together, if nothing else is
+/// sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorPieces {
+    /// Replicas along `tensor`.
+    pub num_replicas: usize,
+    /// Bytes of the state.
+    pub state_bytes: u64,
+    /// Bytes of the parameters as they are kept.
+    pub parameters_bytes: u64,
+    /// Bytes of the parameters in the compute dtype.
+    pub gathered_bytes: u64,
+}
+
+/// The settings of a step on which advice depends.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Knobs {
     /// Examples per microbatch on one replica.
     pub microbatch: usize,
     /// Microbatches per step.
     pub num_microbatches: usize,
+    /// `train.batch_per_replica`, if that is set and not the global batch.
+    pub batch_per_replica: Option<usize>,
     /// `true` if blocks are recomputed in the backward pass; `None` if the model has no such
     /// option.
     pub remat: Option<bool>,
@@ -22,17 +38,25 @@ pub struct Knobs {
     pub zero: usize,
     /// `true` if the configuration sets the stage, which it must not for whole state.
     pub is_zero_set: bool,
-    /// Bytes of the whole state, over all shards.
-    pub state_bytes: u64,
-    /// Bytes of the whole parameters as they are kept.
-    pub parameters_bytes: u64,
-    /// Bytes of the whole parameters in the compute dtype.
-    pub gathered_bytes: u64,
+    /// For each number of replicas along `tensor` that is possible, among them that of the mesh.
+    pub pieces: Vec<TensorPieces>,
+}
+
+impl Knobs {
+    /// The pieces on so many replicas; whole ones for a number that is not among them.
+    fn pieces_on(&self, num_replicas: usize) -> TensorPieces {
+        let found = self.pieces.iter().find(|pieces| pieces.num_replicas == num_replicas);
+        let whole = self.pieces.iter().max_by_key(|pieces| pieces.state_bytes);
+        let none =
+            TensorPieces { num_replicas, state_bytes: 0, parameters_bytes: 0, gathered_bytes: 0 };
+        found.or(whole).copied().unwrap_or(none)
+    }
 }
 
 /// The settings that advice may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Choice {
+    tensor: usize,
     fsdp: usize,
     zero: usize,
     remat: bool,
@@ -52,11 +76,11 @@ pub struct Suggestion {
 }
 
 impl Suggestion {
-    /// The keys to set. With another `mesh.fsdp`, `mesh.data` takes the other devices, whatever the
-    /// file says.
+    /// The keys to set. With another `mesh.fsdp` or `mesh.tensor`, `mesh.data` takes the other
+    /// devices, whatever the file says.
     pub fn all_sets(&self) -> Vec<String> {
         let mut sets = self.sets.clone();
-        if sets.iter().any(|set| set.starts_with("mesh.fsdp=")) {
+        if sets.iter().any(|set| set.starts_with("mesh.")) {
             sets.push("mesh.data=auto".to_owned());
         }
         sets
@@ -109,14 +133,15 @@ const MAX_FRACTION: f64 = 0.92;
 
 impl Choice {
     fn now(knobs: &Knobs) -> Self {
-        let remat = knobs.remat == Some(true);
-        Self { fsdp: knobs.mesh.size(Axis::Fsdp), zero: knobs.zero, remat, parts: 1 }
+        let [tensor, fsdp] = [Axis::Tensor, Axis::Fsdp].map(|axis| knobs.mesh.size(axis));
+        Self { tensor, fsdp, zero: knobs.zero, remat: knobs.remat == Some(true), parts: 1 }
     }
 
     /// Temporaries that do not depend on the batch: whole parameters in the compute dtype, and
     /// gradients.
     fn fixed_bytes(self, knobs: &Knobs) -> f64 {
-        let (gathered, gradients) = (knobs.gathered_bytes as f64, knobs.parameters_bytes as f64);
+        let pieces = knobs.pieces_on(self.tensor);
+        let (gathered, gradients) = (pieces.gathered_bytes as f64, pieces.parameters_bytes as f64);
         let shard = gradients / self.fsdp as f64;
         match (self.fsdp, self.zero) {
             // Whole parameters are used as they are, unless they are converted.
@@ -127,7 +152,8 @@ impl Choice {
         }
     }
 
-    /// Estimated peak, from the memory of the step as it is now.
+    /// Estimated peak, from the memory of the step as it is now. With twice as many replicas along
+    /// `tensor` each has half of the activations of twice as many examples.
     fn peak_bytes(self, memory: &Memory, knobs: &Knobs) -> f64 {
         let now = Self::now(knobs);
         let activations = (memory.temporaries_bytes as f64 - now.fixed_bytes(knobs)).max(0.0);
@@ -136,7 +162,7 @@ impl Choice {
             (true, false) => 1.0 / REMAT_SHARE,
             _ => 1.0,
         };
-        let state = knobs.state_bytes as f64 / self.fsdp as f64;
+        let state = knobs.pieces_on(self.tensor).state_bytes as f64 / self.fsdp as f64;
         state + self.fixed_bytes(knobs) + activations * share / self.parts as f64
     }
 
@@ -145,6 +171,12 @@ impl Choice {
         let mut sets = vec![];
         if self.parts != now.parts {
             sets.push(format!("train.num_microbatches={}", knobs.num_microbatches * self.parts));
+        }
+        if self.tensor != now.tensor {
+            sets.push(format!("mesh.tensor={}", self.tensor));
+            // The global batch stays.
+            let batch = knobs.batch_per_replica.map(|batch| batch * self.tensor / now.tensor);
+            sets.extend(batch.map(|batch| format!("train.batch_per_replica={batch}")));
         }
         if self.fsdp != now.fsdp {
             sets.push(format!("mesh.fsdp={}", self.fsdp));
@@ -170,7 +202,9 @@ impl Choice {
             (1, _) => 0.0,
             (_, stage) => stage as f64 * (1.0 + 0.25 * ((self.parts as f64).log2())),
         };
-        parts + remat + gathers + 0.1 * (self.fsdp as f64 / now.fsdp as f64).log2()
+        // Few of the collectives in layers overlap with matmuls.
+        let layers = 2.5 * (self.tensor as f64 / now.tensor as f64).log2().max(0.0);
+        parts + remat + gathers + layers + 0.1 * (self.fsdp as f64 / now.fsdp as f64).log2()
     }
 }
 
@@ -193,7 +227,8 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> MemoryAdvice {
     found.retain(|(_, _, peak)| *peak <= memory.limit_bytes as f64);
     if found.is_empty() && suggestions.is_empty() {
         let suggestion = |(sets, _, peak)| Suggestion { sets, peak_bytes: peak as u64, fits: None };
-        let state = gib(knobs.state_bytes);
+        let whole = knobs.pieces.iter().map(|pieces| pieces.state_bytes).max();
+        let state = gib(whole.unwrap_or(0));
         let otherwise = format!("take more devices or a smaller model: the whole state is {state}");
         let suggestions = least.map(suggestion).into_iter().collect();
         return MemoryAdvice { suggestions, otherwise: Some(otherwise) };
@@ -236,7 +271,7 @@ pub fn candidates(memory: &Memory, knobs: &Knobs) -> (Vec<Suggestion>, usize) {
     let mut found: Vec<(Choice, Suggestion)> = vec![];
     let mut num_too_large = 0;
     let remats = if knobs.remat.is_some() { &[false, true][..] } else { &[now.remat] };
-    for choice in choices(Choice { fsdp: 1, zero: 1, ..now }, remats, knobs) {
+    for choice in choices(Choice { tensor: 1, fsdp: 1, zero: 1, ..now }, remats, knobs) {
         // Microbatches that fit make more of them useless.
         let is_same =
             |other: &Choice| Choice { parts: 1, ..*other } == Choice { parts: 1, ..choice };
@@ -255,20 +290,26 @@ pub fn candidates(memory: &Memory, knobs: &Knobs) -> (Vec<Suggestion>, usize) {
     (found.into_iter().map(|(_, suggestion)| suggestion).collect(), num_too_large)
 }
 
-/// Every combination of the settings that the mesh and the batch allow, from these shards and this
-/// stage on.
+/// Every combination of the settings that the mesh and the batch allow, in which the state is cut
+/// into at least as many pieces as in `least`, and from its stage on.
 fn choices(least: Choice, remats: &[bool], knobs: &Knobs) -> Vec<Choice> {
-    let num_shards = knobs.mesh.num_batch_shards();
-    let shards = (least.fsdp..=num_shards).filter(|fsdp| num_shards.is_multiple_of(*fsdp));
-    let parts = (1..=knobs.microbatch).filter(|parts| knobs.microbatch.is_multiple_of(*parts));
-    let parts: Vec<_> = parts.collect();
+    let divisors = |number: usize| (1..=number).filter(move |n| number.is_multiple_of(*n));
+    let num_replicas = knobs.mesh.num_replicas();
+    // The examples of a microbatch on all replicas that compute a layer together.
+    let of_one = |tensor: usize| knobs.microbatch * tensor / knobs.mesh.size(Axis::Tensor);
     let mut found = vec![];
-    for fsdp in shards {
-        let stages = if fsdp == 1 { least.zero..=least.zero } else { least.zero..=3 };
-        for zero in stages {
-            for remat in remats {
-                let with = |parts: &usize| Choice { fsdp, zero, remat: *remat, parts: *parts };
-                found.extend(parts.iter().map(with));
+    for tensor in knobs.pieces.iter().map(|pieces| pieces.num_replicas) {
+        if tensor < least.tensor || !num_replicas.is_multiple_of(tensor) || of_one(tensor) == 0 {
+            continue;
+        }
+        let is_enough = |fsdp: &usize| fsdp * tensor >= least.fsdp * least.tensor;
+        for fsdp in divisors(num_replicas / tensor).filter(is_enough) {
+            let stages = if fsdp == 1 { least.zero..=least.zero } else { least.zero..=3 };
+            for zero in stages {
+                for remat in remats {
+                    let with = |parts| Choice { tensor, fsdp, zero, remat: *remat, parts };
+                    found.extend(divisors(of_one(tensor)).map(with));
+                }
             }
         }
     }
@@ -293,17 +334,21 @@ mod tests {
         }
     }
 
+    fn pieces(num_replicas: usize, state_bytes: u64) -> TensorPieces {
+        let part = state_bytes / 3;
+        TensorPieces { num_replicas, state_bytes, parameters_bytes: part, gathered_bytes: part }
+    }
+
     fn knobs(state_bytes: u64, num_replicas: usize) -> Knobs {
         Knobs {
             microbatch: 12,
             num_microbatches: 2,
+            batch_per_replica: None,
             remat: Some(false),
             mesh: Mesh::data(num_replicas),
             zero: 1,
             is_zero_set: false,
-            state_bytes,
-            parameters_bytes: state_bytes / 3,
-            gathered_bytes: state_bytes / 3,
+            pieces: vec![pieces(1, state_bytes)],
         }
     }
 
@@ -362,6 +407,29 @@ mod tests {
         let expected = "--set mesh.fsdp=1 --unset parallel.zero --set model.remat=false --set \
                         mesh.data=auto (";
         assert!(whole.as_ref().is_some_and(|line| line.starts_with(expected)), "{whole:?}");
+    }
+
+    /// 60 GiB of state and 40 of whole parameters and gradients: only shards of what is in use too
+    /// make room on 8 devices, or pieces of layers, with the same global batch.
+    #[test]
+    fn layers_are_cut_where_that_helps() {
+        let mut of_gpt = knobs(60 * GIB, 8);
+        of_gpt.pieces.extend([2, 4, 8].map(|n| pieces(n, 60 * GIB / n as u64)));
+        (of_gpt.batch_per_replica, of_gpt.remat) = (Some(24), None);
+        let found = lines(&memory(60 * GIB, 41 * GIB), &of_gpt);
+        let expected =
+            "--set mesh.tensor=8 --set train.batch_per_replica=192 --set mesh.data=auto (";
+        assert!(found.iter().any(|line| line.starts_with(expected)), "{found:?}");
+        // What is cut already is not made whole to fit.
+        of_gpt.mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 4)]);
+        let found = lines(&memory(15 * GIB, 11 * GIB), &of_gpt);
+        assert!(!found.is_empty() && !found.join(" ").contains("mesh.tensor=1"), "{found:?}");
+        // A search goes over all meshes.
+        let (all, _) = candidates(&memory(15 * GIB, 11 * GIB), &of_gpt);
+        let sets: Vec<_> = all.iter().map(|one| one.sets.join(" ")).collect();
+        for expected in ["mesh.tensor=2 train.batch_per_replica=12 mesh.fsdp=4", "mesh.tensor=1 "] {
+            assert!(sets.iter().any(|sets| sets.contains(expected)), "{expected}: {sets:?}");
+        }
     }
 
     /// A program of 15 GiB on a GPU of 20 GiB that gives programs three quarters or more.

@@ -37,7 +37,7 @@ pub struct Step<'a> {
     /// Bytes per element of the compute dtype.
     pub element_bytes: usize,
     /// The settings that can be changed if the step does not fit.
-    pub knobs: Knobs,
+    pub knobs: &'a dyn Fn() -> Knobs,
     /// The fraction of a GPU's memory that the plugin is configured to allocate; `None` for its
     /// default.
     pub memory_fraction: Option<f64>,
@@ -160,7 +160,7 @@ pub fn compile(
     let mut report = chosen.report;
     report.compile_secs = started.elapsed().as_secs_f64();
     if !report.fits {
-        report.advice = advice(&report.memory, &step.knobs);
+        report.advice = advice(&report.memory, &(step.knobs)());
     }
     Ok(report)
 }

@@ -45,7 +45,7 @@ mod slices;
 mod target;
 pub mod worker;
 
-pub use advice::{Knobs, MemoryAdvice, Suggestion, candidates};
+pub use advice::{Knobs, MemoryAdvice, Suggestion, TensorPieces, candidates};
 pub use backups::{BackupRow, BackupSimulation};
 pub use chips::{CHIPS, Calibration, Chip, Family, GpuArchitecture, GpuSpec, TpuSpec};
 pub use collective::{Collective, CollectivePhase, CollectiveSum};

@@ -68,6 +68,15 @@ impl Target {
         }
     }
 
+    /// Most replicas along the axis `tensor` that are worth a try, as they communicate in each layer:
+    /// the GPUs of a host, and on a torus a line of 4 in each of two dims.
+    pub fn most_along_tensor(&self) -> usize {
+        match self.arrangement {
+            Arrangement::Slices { .. } => 16,
+            Arrangement::Hosts { gpus_per_host, .. } => gpus_per_host,
+        }
+    }
+
     /// Number of hosts.
     pub fn num_hosts(&self) -> usize {
         match (&self.arrangement, &self.chip.family) {

@@ -128,6 +128,11 @@ impl Run {
         self.spec_of(model, &self.fields)
     }
 
+    /// The specification of the step on another mesh, with whole rows between regions.
+    pub fn spec_on<'a>(&'a self, model: &'a dyn Model, mesh: Mesh) -> StepSpec<'a> {
+        StepSpec { plan: ParallelPlan::new(mesh, self.plan.gather_at), ..self.spec(model) }
+    }
+
     /// The specifications of the steps on smaller batches; see [`Self::smaller_fields`].
     pub(super) fn smaller_specs<'a>(
         &'a self,
