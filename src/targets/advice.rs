@@ -409,27 +409,26 @@ mod tests {
         assert!(whole.as_ref().is_some_and(|line| line.starts_with(expected)), "{whole:?}");
     }
 
-    /// 60 GiB of state and 40 of whole parameters and gradients: only shards of what is in use too
-    /// make room on 8 devices, or pieces of layers, with the same global batch.
+    /// 48 GiB of state and 16 of gradients in 16 GiB: not even ZeRO stage 3 makes room on 8
+    /// devices, only pieces of layers do.
     #[test]
     fn layers_are_cut_where_that_helps() {
-        let mut of_gpt = knobs(60 * GIB, 8);
-        of_gpt.pieces.extend([2, 4, 8].map(|n| pieces(n, 60 * GIB / n as u64)));
+        let mut of_gpt = knobs(48 * GIB, 8);
+        of_gpt.pieces.extend([2, 4, 8].map(|n| pieces(n, 48 * GIB / n as u64)));
         (of_gpt.batch_per_replica, of_gpt.remat) = (Some(24), None);
-        let found = lines(&memory(60 * GIB, 41 * GIB), &of_gpt);
+        let found = lines(&memory(48 * GIB, 17 * GIB), &of_gpt);
         let expected =
             "--set mesh.tensor=8 --set train.batch_per_replica=192 --set mesh.data=auto (";
         assert!(found.iter().any(|line| line.starts_with(expected)), "{found:?}");
         // What is cut already is not made whole to fit.
         of_gpt.mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 4)]);
-        let found = lines(&memory(15 * GIB, 11 * GIB), &of_gpt);
+        let found = lines(&memory(12 * GIB, 5 * GIB), &of_gpt);
         assert!(!found.is_empty() && !found.join(" ").contains("mesh.tensor=1"), "{found:?}");
         // A search goes over all meshes.
-        let (all, _) = candidates(&memory(15 * GIB, 11 * GIB), &of_gpt);
+        let (all, _) = candidates(&memory(12 * GIB, 5 * GIB), &of_gpt);
         let sets: Vec<_> = all.iter().map(|one| one.sets.join(" ")).collect();
-        for expected in ["mesh.tensor=2 train.batch_per_replica=12 mesh.fsdp=4", "mesh.tensor=1 "] {
-            assert!(sets.iter().any(|sets| sets.contains(expected)), "{expected}: {sets:?}");
-        }
+        let expected = "mesh.tensor=2 train.batch_per_replica=12 mesh.fsdp=4 parallel.zero=3";
+        assert!(sets.iter().any(|sets| sets.contains(expected)), "{sets:?}");
     }
 
     /// A program of 15 GiB on a GPU of 20 GiB that gives programs three quarters or more.

@@ -68,8 +68,8 @@ impl Target {
         }
     }
 
-    /// Most replicas along the axis `tensor` that are worth a try, as they communicate in each layer:
-    /// the GPUs of a host, and on a torus a line of 4 in each of two dims.
+    /// Most replicas along the axis `tensor` that are worth a try, as they communicate in each
+    /// layer: the GPUs of a host, and on a torus a line of 4 in each of two dims.
     pub fn most_along_tensor(&self) -> usize {
         match self.arrangement {
             Arrangement::Slices { .. } => 16,

@@ -1,6 +1,6 @@
-//! Overlap of collectives with compute: one queue, each collective as soon as its operands are
-//! known. Compute waits for a result where it is needed: a gathered parameter before its first use,
-//! a gradient at the end.
+//! Overlap of collectives with compute: a queue for the axis `tensor` and one for the rest, each
+//! collective as soon as its operands are known. Compute waits for a result where it is needed: a
+//! gathered parameter before its first use, a gradient at the end.
 
 use std::collections::HashMap;
 
@@ -70,7 +70,7 @@ impl Timeline {
 
     /// Bytes of all parameters that a device gathers.
     pub fn gathered_bytes(&self) -> u64 {
-        let is_gather = |t: &&Transfer| t.kind == "all_gather" && !is_of_activations(t);
+        let is_gather = |t: &&Transfer| t.kind == "all_gather" && !is_of_layer(t);
         let gathers = self.transfers.iter().filter(is_gather);
         gathers.map(|transfer| transfer.whole_bytes).sum()
     }
@@ -79,6 +79,7 @@ impl Timeline {
         self.transfers.iter().filter(|transfer| {
             ["all_reduce", "reduce_scatter"].contains(&transfer.kind)
                 && !is_of_activations(transfer)
+                && !is_of_layer(transfer)
         })
     }
 
@@ -125,7 +126,7 @@ impl Timeline {
             a.ready.total_cmp(&b.ready).then_with(|| a.needed.total_cmp(&b.needed))
         });
         let compute = Compute { secs: compute_secs, waits: vec![] };
-        let mut queue = Queue { compute, free_at: 0.0, busy_secs: 0.0, secs };
+        let mut queue = Queue { compute, free_at: [0.0; 2], busy_secs: 0.0, secs };
         let mut buckets: Vec<Bucket> = vec![];
         for transfer in combined(order) {
             // No bucket waits for what is known only after the bucket is needed.
@@ -166,12 +167,12 @@ impl Timeline {
     }
 }
 
-/// Collectives of activations that are ready at the same time and do not depend on each other are
+/// All_reduces of activations that are ready at the same time and do not depend on each other are
 /// one, as compilers combine them.
 fn combined(transfers: Vec<Transfer>) -> Vec<Transfer> {
     let mut found: Vec<Transfer> = vec![];
     for transfer in transfers {
-        let key = |t: &Transfer| (t.kind, t.groups, t.ready, t.depth);
+        let key = |t: &Transfer| (t.groups, t.ready, t.depth);
         let is_same = |other: &&mut Transfer| {
             is_of_activations(other) && is_of_activations(&transfer) && key(other) == key(&transfer)
         };
@@ -187,11 +188,14 @@ fn combined(transfers: Vec<Transfer>) -> Vec<Transfer> {
     found
 }
 
-/// `true` for an all_reduce over a part of a group, such as that of batch statistics, and for
-/// whatever the replicas along `tensor` exchange in a layer.
+/// `true` for an all_reduce over a part of a group, such as that of batch statistics.
 fn is_of_activations(transfer: &Transfer) -> bool {
-    let is_of_layer = transfer.groups.axes() == Axis::Tensor.into();
-    is_of_layer || transfer.kind == "all_reduce" && !transfer.groups.is_whole()
+    transfer.kind == "all_reduce" && !transfer.groups.is_whole()
+}
+
+/// `true` for what the replicas along `tensor` exchange in a layer.
+fn is_of_layer(transfer: &Transfer) -> bool {
+    transfer.groups.axes() == Axis::Tensor.into()
 }
 
 /// Collectives that run as one.
@@ -201,10 +205,12 @@ struct Bucket {
     bytes: f64,
 }
 
-/// The links, which run one bucket at a time.
+/// The links, which run one bucket at a time, but what replicas along `tensor` exchange beside the
+/// rest: no matmul of a layer waits behind gradients.
 struct Queue<F> {
     compute: Compute,
-    free_at: f64,
+    /// For layers, and for the rest.
+    free_at: [f64; 2],
     busy_secs: f64,
     /// Seconds of a collective with these bytes.
     secs: F,
@@ -213,8 +219,9 @@ struct Queue<F> {
 impl<F: Fn(&Transfer, f64) -> f64> Queue<F> {
     fn run(&mut self, bucket: &Bucket) {
         let secs = (self.secs)(&bucket.last, bucket.bytes);
-        self.free_at = self.free_at.max(self.compute.reaches(bucket.last.ready)) + secs;
-        self.compute.waits_at(bucket.last.needed, self.free_at);
+        let free_at = &mut self.free_at[usize::from(!is_of_layer(&bucket.last))];
+        *free_at = free_at.max(self.compute.reaches(bucket.last.ready)) + secs;
+        self.compute.waits_at(bucket.last.needed, *free_at);
         self.busy_secs += secs;
     }
 }
