@@ -185,15 +185,14 @@ pub fn vocabulary_cross_entropy<'g>(
                 logits_bv.full_like(logits_bv.dtype().least_finite().unwrap_or(f64::MIN));
             let highest_b = exists_bv.select(logits_bv, least_bv).reduce_max(&[1]);
             let label_b = is_label_bv.select(logits_bv, least_bv).reduce_max(&[1]);
-            let t = logits_bv.tracer();
-            let both = t.all_reduce(&[highest_b, label_b], Reduction::Max, Axis::Tensor);
-            let (highest_b, label_b) = (both[0].vary(Axis::Tensor), both[1].vary(Axis::Tensor));
+            let both = reduced_together([highest_b, label_b], Reduction::Max);
+            let [highest_b, label_b] = both.map(|x_b| x_b.vary(Axis::Tensor));
             let zero_bv = logits_bv.full_like(0.0);
             let powers_bv = (logits_bv - highest_b.broadcast_like(logits_bv, &[0])).exponential();
             let sum_b = exists_bv.select(powers_bv, zero_bv).reduce_sum(&[1]);
             let as_high_bv = logits_bv.greater_equal(label_b.broadcast_like(logits_bv, &[0]));
             let as_high_b = as_high_bv.and(exists_bv).convert(logits_bv.dtype()).reduce_sum(&[1]);
-            let sums = t.all_reduce(&[sum_b, as_high_b], Reduction::Sum, Axis::Tensor);
+            let sums = reduced_together([sum_b, as_high_b], Reduction::Sum);
             let log_sum_b = sums[0].log() + both[0];
             vec![log_sum_b - both[1], sums[1], log_sum_b]
         },
@@ -210,6 +209,15 @@ pub fn vocabulary_cross_entropy<'g>(
     let metrics = ranks(num_as_high_b, weight_b, vocabulary);
     let sum = (loss_b * weight_b).sum();
     Loss { sum, weight: weight_b.sum(), metrics, tally: None, reports_f1: false }
+}
+
+/// The reductions over `tensor` of two vectors of the same size, by one collective. Not a variadic
+/// one: XLA's compiler for GPUs aborts on one in a loop.
+#[track_caller]
+fn reduced_together<'b>(x_b: [Tensor<'b>; 2], reduction: Reduction) -> [Tensor<'b>; 2] {
+    let b = x_b[0].dim(0);
+    let both = x_b[0].concatenate(&x_b[1..], 0).all_reduce(reduction, Axis::Tensor);
+    [both.slice_dim(0, 0, b), both.slice_dim(0, b, 2 * b)]
 }
 
 /// Of logits, labels and the first entry of this replica: which of the logits are the label's, and
