@@ -289,8 +289,7 @@ fn a_block_sends_what_the_formulas_say() {
 fn all_reduces_of_layers_have_one_operand() {
     for sequence in [false, true] {
         let plan = plan(&[(Axis::Tensor, 2)], GatherAt::Step, sequence);
-        let graph =
-            with_step(&gpt(false), &fields(false), plan, |declared| step::trace_grad(declared));
+        let graph = with_step(&gpt(false), &fields(false), plan, step::trace_grad);
         let text = hlo::lower(&graph.unwrap().unwrap(), "gradients").text;
         let operands =
             |line: &str| Some(line.split_once("all_reduce\"(")?.1.split_once(')')?.0.into());
