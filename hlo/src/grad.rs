@@ -126,6 +126,14 @@ pub(crate) fn active(graph: &Graph, wrt: impl IntoIterator<Item = ValueId>) -> V
     active
 }
 
+impl<'g> Tensor<'g> {
+    /// `true` if gradients flow from this value to `x`.
+    pub fn depends_on(self, x: Tensor<'g>) -> bool {
+        let (Some(value), Some(x)) = (self.value(), x.value()) else { return false };
+        active(&self.tracer().graph(), [x])[value.index()]
+    }
+}
+
 struct Backward<'g> {
     tracer: &'g Tracer,
     active: Vec<bool>,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{AxisSet, DType, Mesh, Sharding, TensorType, UnevenShard};
+use crate::{Axis, AxisSet, DType, Mesh, Sharding, TensorType, UnevenShard};
 
 /// A leaf of a training state: its dtype and dims as a whole, and how replicas hold it.
 ///
@@ -28,8 +28,9 @@ pub struct LeafSpec {
     pub dims: Vec<usize>,
     /// How each dim is cut over the mesh.
     pub sharding: Sharding,
-    /// Number of leading dims that count rows: one for each `*` in the path, 0 for an ordinary
-    /// leaf. They are not cut.
+    /// Number of leading dims that count rows, row-major: one for each `*` in the path, except that
+    /// the first `*` counts those of a pipeline, of which there are [`Self::PIPELINE_DIMS`]. 0 for
+    /// an ordinary leaf. Only a pipeline cuts one of them.
     pub num_stacked: usize,
     /// Its value on a mesh of other sizes.
     pub on_other_mesh: OnOtherMesh,
@@ -75,6 +76,28 @@ impl LeafSpec {
             num_stacked: self.num_stacked + sizes.len(),
             ..self
         }
+    }
+
+    /// The stacked dims of a pipeline: chunks of a stage, stages, blocks of a chunk. So the rows in
+    /// order are the blocks in order, if a stage has every so many chunks.
+    pub const PIPELINE_DIMS: usize = 3;
+
+    /// Rows like this leaf, one for each block of a pipeline; each stage along the axis `pipeline`
+    /// has those of its own blocks. The sizes are those of [`Self::PIPELINE_DIMS`].
+    #[must_use]
+    pub fn stacked_over_stages(self, sizes: [usize; Self::PIPELINE_DIMS]) -> Self {
+        let stacked = self.stacked(&sizes);
+        let mut cut = stacked.sharding.dims().to_vec();
+        cut[1] = Axis::Pipeline.into();
+        Self { sharding: Sharding::new(&cut), ..stacked }
+    }
+
+    /// The same leaf with rows cut as `sharding` says.
+    #[must_use]
+    pub fn with_row_sharding(self, sharding: &Sharding) -> Self {
+        let stacked = &self.sharding.dims()[..self.num_stacked];
+        let dims = [stacked, sharding.dims()].concat();
+        Self { sharding: Sharding::new(&dims), ..self }
     }
 
     /// One row of a stacked leaf. The leaf itself if it is not stacked.

@@ -61,7 +61,7 @@ pub use ops::{
 };
 pub use origin::Origin;
 pub use rectangle::{ContiguousRun, Corner, contiguous_runs, unravel};
-pub use region::{Region, Scan};
+pub use region::{Region, Scan, VjpHalves};
 pub use rewriter::{Rewriter, rebuild};
 pub use stablehlo::{
     HOST_COLLECTIVE_TARGET, HOST_KERNEL_TARGET, HOST_KERNELS_VERSION, HOST_REPLICA_ID_TARGET,

@@ -2,7 +2,8 @@
 //!
 //! A leaf `blocks.*.norm.weight` of dims `[2, 64]` with one stacked dim has the rows
 //! `blocks.0.norm.weight` and `blocks.1.norm.weight` of dims `[64]`. Programs use the stack; files
-//! and patterns use the rows.
+//! and patterns use the rows. A path with fewer `*` than stacked dims is that of a pipeline: the
+//! first `*` counts several dims, row-major.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -47,10 +48,16 @@ pub struct MisfitRow {
 /// assert_eq!((&*rows["blocks.1.scale"].leaf, rows["blocks.1.scale"].index), ("blocks.*.scale", 1));
 /// ```
 pub fn rows(leaves: &Tree<LeafSpec>) -> Tree<StackedRow> {
-    let stack = |(path, spec): (&str, &LeafSpec)| Stack {
-        path: path.to_owned(),
-        row: StackedRow { leaf: path.to_owned(), index: 0 },
-        sizes: spec.stack_sizes().to_vec(),
+    let stack = |(path, spec): (&str, &LeafSpec)| {
+        let num_more = spec.num_stacked.saturating_sub(path.matches('*').count());
+        let sizes = spec.stack_sizes();
+        let (of_first, others) = sizes.split_at((num_more + 1).min(sizes.len()));
+        let first = (!of_first.is_empty()).then(|| of_first.iter().product());
+        Stack {
+            path: path.to_owned(),
+            row: StackedRow { leaf: path.to_owned(), index: 0 },
+            sizes: first.into_iter().chain(others.iter().copied()).collect(),
+        }
     };
     let mut rows = Tree::new();
     add_rows(&mut rows, &leaves.iter().map(stack).collect::<Vec<_>>());
@@ -59,10 +66,9 @@ pub fn rows(leaves: &Tree<LeafSpec>) -> Tree<StackedRow> {
 
 /// A leaf with some of its stacked dims already indexed.
 struct Stack {
-    /// With a `*` for each dim in `sizes`.
     path: String,
     row: StackedRow,
-    /// The stacked dims that are left.
+    /// The number of blocks for each `*` in the path.
     sizes: Vec<usize>,
 }
 
@@ -165,7 +171,7 @@ pub fn join_rows<'v>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
+    use crate::{Axis, DType, Mesh};
 
     fn leaves() -> Tree<LeafSpec> {
         let leaf =
@@ -192,6 +198,26 @@ mod tests {
         assert_eq!(paths, expected);
         assert_eq!(row_specs(&leaves())["a.1.inner.2.w"].dims, [2, 2]);
         assert_eq!(rows(&leaves())["a.1.inner.2.w"].index, 5);
+    }
+
+    #[test]
+    fn rows_of_a_pipeline_are_its_blocks_in_order() {
+        let leaf = LeafSpec::replicated(DType::F32, &[4]).stacked_over_stages([2, 3, 2]);
+        assert_eq!(leaf.local_type(&Mesh::SINGLE.with(Axis::Pipeline, 3)).unwrap().dims, [2, 1, 2, 4]);
+        let leaves = Tree::from_iter([("blocks.*.w".to_owned(), leaf.clone())]);
+        let paths: Vec<_> = (0..12).map(|block| format!("blocks.{block}.w")).collect();
+        assert!(rows(&leaves).paths().eq(&paths));
+        assert_eq!(row_paths("blocks.*.w", &leaf), paths);
+        assert_eq!(rows(&leaves)["blocks.7.w"].index, 7);
+        let values: Vec<_> = (0..48).map(|i| i as f32).collect();
+        let whole = Tree::from_iter([(
+            "blocks.*.w".to_owned(),
+            Literal::from_slice(&leaf.dims, &values),
+        )]);
+        let split = split_rows(&leaves, whole.clone());
+        assert_eq!(split["blocks.7.w"].as_slice::<f32>(), [28.0, 29.0, 30.0, 31.0]);
+        let joined = join_rows("blocks.*.w", &leaf, &split).unwrap().unwrap();
+        assert_eq!(*joined, whole["blocks.*.w"]);
     }
 
     #[test]

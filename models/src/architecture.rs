@@ -111,6 +111,11 @@ macro_rules! architectures {
                 }
             }
 
+            /// [`Architecture::num_blocks`].
+            pub fn num_blocks(&self) -> Option<usize> {
+                match self { $(Self::$Variant(config) => config.num_blocks(),)* }
+            }
+
             /// [`Architecture::batch_norm_group`].
             pub fn batch_norm_group(&self) -> Option<usize> {
                 match self { $(Self::$Variant(config) => config.batch_norm_group(),)* }

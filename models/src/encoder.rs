@@ -255,6 +255,10 @@ macro_rules! encoder {
                 check_transformer(num_replicas, num_heads, num_hidden)
             }
 
+            fn num_blocks(&self) -> Option<usize> {
+                Some(self.model(2).num_layers)
+            }
+
             fn counterpart(&self) -> Option<Counterpart> {
                 Some(Counterpart::encoder(&self.model(2)))
             }
@@ -423,6 +427,10 @@ impl Pipelined for Encoder {
         let added_nw = row_linear(&mlp.at("down"), gelu_exact(hidden_nh), x_nw.dim(1), WEIGHTS);
         let x_nw = x_nw + dropout(&mlp, added_nw, rate);
         layer_norm_with(&scope.at("norm2"), x_nw, EPSILON).fusion_barrier()
+    }
+
+    fn is_head_by_row(&self) -> bool {
+        self.head == Head::MaskedLm
     }
 
     #[track_caller]

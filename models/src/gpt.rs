@@ -190,6 +190,10 @@ impl Architecture for GptConfig {
         check_transformer(num_replicas, num_heads, HIDDEN_FACTOR * width)
     }
 
+    fn num_blocks(&self) -> Option<usize> {
+        Some(self.model().num_layers)
+    }
+
     fn counterpart(&self) -> Option<Counterpart> {
         Some(Counterpart::gpt2(&self.model()))
     }
@@ -298,6 +302,10 @@ impl Pipelined for Gpt {
         let scope = scope.at("mlp");
         let added_nd = feed_forward(&scope, normal_nd, num_hidden, WEIGHTS, to_residual);
         (x_nd + dropout(&scope, added_nd, rate)).fusion_barrier()
+    }
+
+    fn is_head_by_row(&self) -> bool {
+        true
     }
 
     #[track_caller]

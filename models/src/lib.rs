@@ -21,6 +21,7 @@ mod pipelined;
 pub mod resnet;
 mod scope;
 mod stack;
+mod stages;
 mod tensor_parallel;
 
 pub use architecture::ModelConfig;
@@ -34,6 +35,7 @@ pub use parameter::{Initializer, Parameter, Precision, RunningMean, TensorUse};
 pub use pipelined::{Embedded, Pipelined};
 pub use scope::{AttentionKernels, LayerOptions, ParamUse, Scope, Training};
 pub use stack::{Stack, stack, stack_with};
+pub use stages::Stages;
 
 /// A model: declares its parameters in the scope, and computes the loss of a batch.
 ///

@@ -55,6 +55,12 @@ pub trait Architecture: Serialize + DeserializeOwned + JsonSchema {
         Ok(())
     }
 
+    /// Number of equal blocks, one after the other; `None` if the model is not made of them. Stages
+    /// of a pipeline divide it.
+    fn num_blocks(&self) -> Option<usize> {
+        None
+    }
+
     /// Examples that batch norm normalizes together; `None` without batch norm.
     fn batch_norm_group(&self) -> Option<usize> {
         None

@@ -1,7 +1,7 @@
 //! Declarations of layers: parameters and running means.
 
 use hlo::random::{GlobalSlice, Key};
-use hlo::{DType, LeafSpec, Tensor};
+use hlo::{Axis, AxisSet, DType, LeafSpec, Mesh, Tensor};
 
 /// The dtypes of a model's parameters and computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,24 +103,46 @@ pub struct Parameter {
     /// parameter of each block, and its path has a `*` in place of each index. 0 for an ordinary
     /// parameter.
     pub num_stacked: usize,
+    /// `true` if the leading dims are those of a pipeline, [`LeafSpec::PIPELINE_DIMS`]: each
+    /// replica along the axis `pipeline` has the rows of its own stage.
+    pub is_pipelined: bool,
     /// What a replica along the axis `tensor` has of it. [`TensorUse::Replicated`] on a mesh
     /// without this axis.
     pub tensor: TensorUse,
 }
 
 impl Parameter {
-    /// The dims of what one of `num_pieces` replicas along `tensor` has.
-    pub(crate) fn local_dims(&self, num_pieces: usize) -> Vec<usize> {
+    /// The dims of what one replica of the mesh has.
+    pub(crate) fn local_dims(&self, mesh: &Mesh) -> Vec<usize> {
         let mut dims = self.dims.clone();
         if let TensorUse::Cut(dim) = self.tensor {
-            dims[self.num_stacked + dim] /= num_pieces;
+            dims[self.num_stacked + dim] /= mesh.size(Axis::Tensor);
+        }
+        if self.is_pipelined {
+            dims[1] /= mesh.size(Axis::Pipeline);
         }
         dims
     }
 
-    /// Its leaf in a state, whole on every replica.
+    /// The axes over which replicas have pieces of it, or use it for other activations though they
+    /// have the same examples.
+    pub(crate) fn varying(&self) -> AxisSet {
+        let over_tensor = match self.tensor {
+            TensorUse::Replicated => AxisSet::EMPTY,
+            TensorUse::Varying | TensorUse::Cut(_) => Axis::Tensor.into(),
+        };
+        if self.is_pipelined { over_tensor | Axis::Pipeline.into() } else { over_tensor }
+    }
+
+    /// Its leaf in a state, with rows whole on every replica.
     pub fn leaf(&self) -> LeafSpec {
-        leaf(self.dtype, &self.dims, self.num_stacked)
+        let leaf = leaf(self.dtype, &self.dims, self.num_stacked);
+        match (self.is_pipelined, leaf.stack_sizes()) {
+            (true, &[chunks, stages, blocks]) => {
+                leaf.row().stacked_over_stages([chunks, stages, blocks])
+            }
+            _ => leaf,
+        }
     }
 }
 

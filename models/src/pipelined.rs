@@ -36,6 +36,12 @@ pub trait Pipelined {
         num_positions: usize,
     ) -> Tensor<'g>;
 
+    /// `true` if [`Self::head`] treats each row of x by itself, so that it can be given any rows as
+    /// examples of one position.
+    fn is_head_by_row(&self) -> bool {
+        false
+    }
+
     /// The loss, from what [`Self::embed`] returned with the result of the last block in place of
     /// `x`.
     fn head<'g>(&self, scope: &Scope<'g>, last: &Embedded<'g>, batch: &Batch<'g>) -> Loss<'g>;

@@ -46,13 +46,21 @@ pub enum AttentionKernels {
 }
 
 /// How layers compute what they compute: the same for all layers of a model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerOptions {
     /// The kernels for attention. The interpreter does not evaluate them.
     pub attention: AttentionKernels,
     /// `true` for sequence parallelism: replicas along the axis `tensor` have pieces of the rows of
     /// activations between the regions that this axis cuts.
     pub sequence: bool,
+    /// Number of chunks of blocks that each stage along the axis `pipeline` has.
+    pub pipeline_chunks: usize,
+}
+
+impl Default for LayerOptions {
+    fn default() -> Self {
+        Self { attention: AttentionKernels::None, sequence: false, pipeline_chunks: 1 }
+    }
 }
 
 /// A position in the tree of parameters, and the source of their values. Layers declare their
@@ -381,6 +389,7 @@ impl<'g> Scope<'g> {
             used_in,
             rounded_to,
             num_stacked: 0,
+            is_pipelined: false,
             tensor: self.tensor,
         };
         let bound = self.bound_param(name, parameter.clone());
@@ -388,7 +397,7 @@ impl<'g> Scope<'g> {
             Some(UseBelow { at_use, root }) => at_use.apply(&join(root, &path), bound, &parameter),
             None => bound,
         };
-        if whole.shape() != parameter.local_dims(self.num_tensor_replicas()) {
+        if whole.shape() != parameter.local_dims(&self.tracer().mesh()) {
             let message = format!("`{path}` is declared with dims {:?}", parameter.dims);
             whole.reject("param", message);
         }
@@ -402,11 +411,7 @@ impl<'g> Scope<'g> {
         let path = self.path(name);
         let Shared { tracer, source, declared, .. } = &*self.shared;
         let num_pieces = self.num_tensor_replicas();
-        let ty = TensorType::new(parameter.dtype, &parameter.local_dims(num_pieces));
-        let over_tensor = match parameter.tensor {
-            TensorUse::Replicated => AxisSet::EMPTY,
-            TensorUse::Varying | TensorUse::Cut(_) => Axis::Tensor.into(),
-        };
+        let ty = TensorType::new(parameter.dtype, &parameter.local_dims(&tracer.mesh()));
         if let TensorUse::Cut(dim) = parameter.tensor
             && let size = parameter.dims[parameter.num_stacked + dim]
             && !size.is_multiple_of(num_pieces)
@@ -418,7 +423,7 @@ impl<'g> Scope<'g> {
         let tensor = match source {
             Source::Bind(values) => values.get(&path).copied(),
             Source::Declare { varying } => {
-                Some(tracer.input(path.clone(), ty.clone().varying(*varying | over_tensor)))
+                Some(tracer.input(path.clone(), ty.clone().varying(*varying | parameter.varying())))
             }
         };
         let before = declared.borrow_mut().insert(path.clone(), parameter).is_some();

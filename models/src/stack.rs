@@ -4,6 +4,7 @@ use hlo::random::Key;
 use hlo::{Axis, DType, Literal, Tensor, TensorType, Tree, trace};
 
 use crate::scope::UseBelow;
+use crate::stages::Stages;
 use crate::{LayerOptions, Parameter, Precision, RunningMean, Scope, Training};
 
 /// How the blocks of a [`stack`] are run.
@@ -24,6 +25,9 @@ pub struct Stack {
 /// a parameter or running mean of all blocks once, stacked along a leading dim, under `*.`. Values
 /// of parameters, random numbers, observations of running means and, up to rounding, results do not
 /// depend on how the blocks are run.
+///
+/// On a mesh with the axis `pipeline`, each replica along it has a part of the blocks, which are
+/// stacked, and sends its result to the next; see [`Stages`].
 #[track_caller]
 pub fn stack<'g>(
     scope: &Scope<'g>,
@@ -47,6 +51,9 @@ pub fn stack_with<'g>(
     let Stack { num_blocks, scan, remat } = how;
     if num_blocks == 0 {
         return x;
+    }
+    if x.tracer().mesh().size(Axis::Pipeline) > 1 {
+        return Stages::new(scope, x, given, how, &block).one_after_the_other(scope, x, given);
     }
     if !scan && !remat {
         let run = |x: Tensor<'g>, index| block(&scope.block(index), x.block_boundary(), given);
@@ -89,21 +96,21 @@ pub fn stack_with<'g>(
 }
 
 /// Stands for a block's index in the paths of stacked parameters.
-const ANY_BLOCK: char = '*';
+pub(crate) const ANY_BLOCK: char = '*';
 
 /// A block as a function of tensors: x; what is given to all blocks; if it draws random numbers,
 /// the two words of a key and the index of the first example; the block's index; parameters and
 /// running means in order of declaration. It returns y and its observations of running means.
-struct Block<F> {
+pub(crate) struct Block<F> {
     block: F,
     precision: Precision,
-    params: Tree<Parameter>,
-    running_means: Tree<RunningMean>,
+    pub(crate) params: Tree<Parameter>,
+    pub(crate) running_means: Tree<RunningMean>,
     observed: Vec<String>,
     /// In training: number of examples on this replica, and the axes over which the batch is split.
     training: Option<(usize, hlo::AxisSet)>,
     num_given: usize,
-    is_random: bool,
+    pub(crate) is_random: bool,
     /// Applied inside the body. All blocks share one body, so blocks that are not scanned have the
     /// first block's path.
     param_use: Option<UseBelow>,
@@ -114,7 +121,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
     /// Traces one block to discover its parameters and state. An error in it is ignored here;
     /// running the block reports it.
     #[track_caller]
-    fn new(scope: &Scope<'_>, x: Tensor<'_>, given: &[Tensor<'_>], scan: bool, block: F) -> Self {
+    pub(crate) fn new(scope: &Scope<'_>, x: Tensor<'_>, given: &[Tensor<'_>], scan: bool, block: F) -> Self {
         let (num_given, options) = (given.len(), scope.options());
         let given_types: Vec<_> = given.iter().map(|given| given.ty()).collect();
         let precision = scope.precision();
@@ -168,7 +175,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
     /// The inputs shared by all blocks: the words of the stack's key and the index of the first
     /// example; none if blocks draw no random numbers.
     #[track_caller]
-    fn shared_inputs<'g>(&self, scope: &Scope<'g>) -> Vec<Tensor<'g>> {
+    pub(crate) fn shared_inputs<'g>(&self, scope: &Scope<'g>) -> Vec<Tensor<'g>> {
         let training = scope.training().filter(|_| self.is_random);
         let (Some(training), Some(key)) = (training, scope.random_key("")) else { return vec![] };
         let [high, low] = key.words();
@@ -195,7 +202,7 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
     }
 
     #[track_caller]
-    fn on<'b>(&self, inputs: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
+    pub(crate) fn on<'b>(&self, inputs: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
         let (x, rest) = (inputs[0], &inputs[1..]);
         let t = x.tracer();
         let (given, rest) = rest.split_at(self.num_given);

@@ -30,10 +30,11 @@ pub struct MeshConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas", "absent" = "1"))]
     pub tensor: Option<usize>,
-    /// Number of stages that the layers are cut into, one after the other. Not built yet: only 1 is
-    /// allowed.
+    /// Number of stages that the layers of a model are cut into, one after the other, which work on
+    /// different microbatches: pipeline parallelism. It divides the number of layers. See
+    /// [Parallelism](parallelism.md#pipeline-parallelism).
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("values" = "`1`", "unit" = "replicas", "absent" = "1"))]
+    #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas", "absent" = "1"))]
     pub pipeline: Option<usize>,
 }
 
@@ -57,8 +58,8 @@ fn in_words(sizes: &[(&'static str, usize)]) -> String {
 }
 
 impl MeshConfig {
-    /// The axes that a step can be distributed over; on the others every mesh has one replica.
-    pub const AXES: [Axis; 3] = [Axis::Data, Axis::Fsdp, Axis::Tensor];
+    /// The axes that a step can be distributed over.
+    pub const AXES: [Axis; 4] = [Axis::Data, Axis::Fsdp, Axis::Tensor, Axis::Pipeline];
 
     fn size(&self, axis: Axis) -> AutoOr<usize> {
         match axis {
@@ -135,9 +136,6 @@ impl Section for MeshConfig {
 }
 
 fn check(mesh: &MeshConfig, errors: &mut KeyErrors) {
-    let pipeline = mesh.pipeline.unwrap_or(1);
-    let allowed = "1; parallelism along this axis is not built yet";
-    errors.check(require(pipeline == 1, "pipeline", pipeline, allowed));
     let mut others = vec![];
     let mut most = MAX_REPLICAS;
     for axis in MeshConfig::AXES {

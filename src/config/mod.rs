@@ -78,7 +78,9 @@ pub use patterns::{PatternNumbers, Patterns};
 pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
 pub use schedule::{Peak, Scaling, ScheduleConfig, Warmup, WarmupFrom, WarmupKind};
-pub use sections::{AutoOr, CompileConfig, KernelsConfig, OptionValue, ParallelConfig};
+pub use sections::{
+    AutoOr, CompileConfig, KernelsConfig, OptionValue, ParallelConfig, PipelineOrder,
+};
 pub use shape::{
     BoundariesFrom, Constant, Decay, DecayFrom, DecayShape, Interpolation, InverseSqrt, Piecewise,
     Polynomial, ReachedAt, Shape, StepDecay, Wsd,
@@ -341,6 +343,10 @@ impl Config {
         if let (Some(parallel), Some(mesh)) = (&parallel, &mesh) {
             check_zero(parallel, mesh, errors);
             check_scatter_line(parallel, mesh, errors);
+            check_pipeline(parallel, mesh, errors);
+        }
+        if let (Some(train), Some(mesh)) = (&train, &mesh) {
+            check_launches(train, mesh, errors);
         }
         if let (Some(parallel), Some(device)) = (&parallel, &device) {
             check_host_collectives(parallel, device, errors);
@@ -491,6 +497,52 @@ fn check_zero(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErro
              parallel.zero)"
         );
         errors.push(KeyError::new("parallel.zero", Problem::Inconsistent(problem)));
+    }
+}
+
+/// Keys of a pipeline without one have no meaning, and stages need whole parameters.
+fn check_pipeline(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
+    let num_stages = mesh.pipeline.unwrap_or(1);
+    let mut complain = |key: &str, problem: String| {
+        if errors.none_of(&["mesh.pipeline", key]) {
+            errors.push(KeyError::new(key, Problem::Inconsistent(problem)));
+        }
+    };
+    if num_stages > 1 {
+        if parallel.zero == Some(3) {
+            let problem = format!(
+                "stage 3 gathers parameters at each use, but with mesh.pipeline = {num_stages} \
+                 passes of several microbatches overlap, which use them all the time; set it to 1"
+            );
+            complain("parallel.zero", problem);
+        }
+        return;
+    }
+    let keys = [
+        ("parallel.pipeline_chunks", parallel.pipeline_chunks.is_some()),
+        ("parallel.pipeline_schedule", parallel.pipeline_schedule.is_some()),
+    ];
+    for (key, _) in keys.into_iter().filter(|(_, is_set)| *is_set) {
+        let problem = format!(
+            "there are no stages: mesh.pipeline = 1; set mesh.pipeline to 2 or more, or leave out \
+             {key} (--unset {key})"
+        );
+        complain(key, problem);
+    }
+}
+
+/// A step with a pipeline is a program of several loops, which another loop would not make faster.
+fn check_launches(train: &TrainConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
+    let num_stages = mesh.pipeline.unwrap_or(1);
+    if num_stages > 1
+        && train.steps_per_launch > 1
+        && errors.none_of(&["mesh.pipeline", "train.steps_per_launch"])
+    {
+        let problem = format!(
+            "a step of mesh.pipeline = {num_stages} stages runs many microbatches and is launched \
+             by itself; set it to 1"
+        );
+        errors.push(KeyError::new("train.steps_per_launch", Problem::Inconsistent(problem)));
     }
 }
 

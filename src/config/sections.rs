@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use models::{InvalidValue, ModelConfig};
+use models::{InvalidValue, MAX_LAYERS, ModelConfig};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -76,6 +76,19 @@ pub struct ParallelConfig {
     /// [Parallelism](parallelism.md#sequence-parallelism).
     #[schemars(extend("values" = "`\"auto\"`, `true` or `false`"))]
     pub sequence: AutoOr<bool>,
+    /// The order of the passes of a pipeline: `1f1b` begins each backward pass as early as it can,
+    /// so that few microbatches are kept; `gpipe` begins them when all forward passes are done.
+    /// Only where `mesh.pipeline` is more than 1. See
+    /// [Parallelism](parallelism.md#pipeline-parallelism).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("absent" = "`1f1b`"))]
+    pub pipeline_schedule: Option<PipelineOrder>,
+    /// Number of chunks that the layers of each stage are cut into: with more, stages wait less for
+    /// each other and send more. It divides the layers of a stage, and `mesh.pipeline` then divides
+    /// the number of microbatches. Only where `mesh.pipeline` is more than 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = MAX_LAYERS), extend("unit" = "chunks", "absent" = "1"))]
+    pub pipeline_chunks: Option<usize>,
     /// On the `cpu` backend: whether this process computes the collectives (`true`) or XLA does
     /// (`false`, and `"auto"`). Sums over replicas are then added in the order of the replicas,
     /// those of bf16 in f32. A replica that fails ends the run with an error, not the process.
@@ -83,9 +96,26 @@ pub struct ParallelConfig {
     pub host_collectives: AutoOr<bool>,
 }
 
+/// The order of the passes of a pipeline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PipelineOrder {
+    /// Each backward pass as early as possible: one forward, one backward pass.
+    #[default]
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+    /// All backward passes after all forward passes.
+    #[serde(rename = "gpipe")]
+    Gpipe,
+}
+
 impl ParallelConfig {
     /// The stage of ZeRO of a sharded mesh if none is set.
     pub const DEFAULT_ZERO: usize = 1;
+
+    /// Number of chunks of each stage of a pipeline.
+    pub fn num_pipeline_chunks(&self) -> usize {
+        self.pipeline_chunks.unwrap_or(1)
+    }
 
     /// The stage of ZeRO of a sharded mesh: 1, 2 or 3.
     pub fn zero_stage(&self) -> usize {

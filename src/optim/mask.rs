@@ -2,7 +2,7 @@
 
 use hlo::{LeafSpec, Literal, Tensor, Tree, row_paths, rows};
 
-use super::Context;
+use super::{Context, of_stage};
 use crate::config::Patterns;
 
 /// A subset of the parameters.
@@ -129,7 +129,8 @@ impl Included {
             Self::Rows(rows) => {
                 let included = included();
                 let stacked: Vec<_> = (0..rows.dims().len()).collect();
-                let rows = other.tracer().constant(rows.clone()).vary(other.varying());
+                let rows = of_stage(other.tracer().constant(rows.clone()), other);
+                let rows = rows.vary(other.varying());
                 rows.broadcast_like(other, &stacked).select(included, other)
             }
         }

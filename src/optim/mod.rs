@@ -20,7 +20,7 @@ pub mod schedule;
 mod trust_ratio;
 mod weight_decay;
 
-use hlo::{LeafSpec, Tensor, Tree};
+use hlo::{Axis, DType, LeafSpec, Tensor, Tree};
 
 pub use adam::scale_by_adam;
 pub use clip::clip_by_global_norm;
@@ -163,11 +163,24 @@ fn scalar_for<'g>(scalar: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
 /// Like [`scalar_for`], with one number for each row of a stacked leaf, `[stack sizes]`. `leaf` may
 /// itself hold one number for each row.
 fn of_rows_for<'g>(numbers: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
-    let numbers = scalar_for(numbers, leaf);
+    let numbers = scalar_for(of_stage(numbers, leaf), leaf);
     match numbers.rank() {
         0 => numbers,
         num_stacked => numbers.broadcast_like(leaf, &(0..num_stacked).collect::<Vec<_>>()),
     }
+}
+
+/// Of something for each row of a leaf, `[stack sizes]`, what belongs to the rows that this stage of
+/// a pipeline has of the leaf.
+fn of_stage<'g>(of_rows: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
+    let is_of_leaf = |dim: usize| of_rows.dim(dim) == leaf.dim(dim);
+    if of_rows.rank() != LeafSpec::PIPELINE_DIMS || is_of_leaf(1) {
+        return of_rows;
+    }
+    let t = leaf.tracer();
+    let (zero, stage) = (t.scalar(DType::U32, 0.0), t.replica_id(Axis::Pipeline));
+    let [chunks, _, blocks] = of_rows.dims();
+    of_rows.dynamic_slice(&[zero, stage, zero], &[chunks, leaf.dim(1), blocks])
 }
 
 /// `1 - decay^t`, without cancellation where `decay` is near 1.

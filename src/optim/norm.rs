@@ -1,24 +1,27 @@
 //! Euclidean norms of leaves and of whole trees.
 
-use hlo::{LeafSpec, Reduction, Tensor, Tree};
+use hlo::{AxisSet, LeafSpec, Reduction, Tensor, Tree};
 
 /// `sum x^2` of a leaf: a scalar of dtype f32 or wider. The sum includes all shards of a sharded
 /// leaf, so the norm does not depend on the number of replicas.
 fn squared_norm(leaf: Tensor<'_>) -> Tensor<'_> {
-    squared_norms(leaf, 0)
+    squared_norms(leaf, 0, leaf.varying())
 }
 
-/// The same of each row of a leaf with this many stacked dims: `[stack sizes]`.
-fn squared_norms(leaf: Tensor<'_>, num_stacked: usize) -> Tensor<'_> {
+/// The same of each row of a leaf with this many stacked dims, `[stack sizes]`, of which each
+/// replica along `axes` has a piece.
+fn squared_norms(leaf: Tensor<'_>, num_stacked: usize, axes: AxisSet) -> Tensor<'_> {
     let wide = leaf.convert(leaf.dtype().accumulation());
     let local = (wide * wide).reduce_sum(&(num_stacked..leaf.rank()).collect::<Vec<_>>());
-    let axes = leaf.varying();
     if axes.is_empty() { local } else { local.all_reduce(Reduction::Sum, axes) }
 }
 
-/// The norm of each parameter that a leaf holds: a scalar, or `[stack sizes]` for a stacked leaf.
+/// The norm of each parameter that a leaf holds: a scalar, or `[stack sizes]` for a stacked leaf;
+/// for stages, those of this stage.
 pub(super) fn param_norm<'g>(leaf: Tensor<'g>, spec: &LeafSpec) -> Tensor<'g> {
-    squared_norms(leaf, spec.num_stacked).sqrt()
+    let stages = spec.sharding.dims()[..spec.num_stacked].iter();
+    let stages = stages.fold(AxisSet::EMPTY, |all, axes| all | *axes);
+    squared_norms(leaf, spec.num_stacked, leaf.varying().minus(stages)).sqrt()
 }
 
 /// The norm of all leaves together; see `squared_norm`. `None` for an empty tree.

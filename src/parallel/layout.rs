@@ -4,7 +4,7 @@ use std::fmt;
 
 use hlo::{Axis, AxisSet, Mesh, Sharding};
 
-use super::GatherAt;
+use super::{GatherAt, PipelinePlan, PipelineSchedule};
 
 /// How a step is distributed over the mesh: data parallelism over `data` and `fsdp`, with
 /// parameters and their optimizer state sharded over `fsdp` if it has more than one replica, and
@@ -18,6 +18,8 @@ pub struct ParallelPlan {
     /// `true` if replicas along `tensor` have pieces of the rows of activations between the parts
     /// of layers that this axis cuts: sequence parallelism.
     pub sequence: bool,
+    /// How microbatches pass the stages, if `pipeline` has several replicas.
+    pub pipeline: PipelinePlan,
 }
 
 /// Which dims of a parameter are cut, and over which axes. The dims are those of one block's
@@ -85,13 +87,27 @@ impl ParallelPlan {
 
     /// Every replica of the mesh holds what it needs of a parameter from `gather_at` on.
     pub fn new(mesh: Mesh, gather_at: GatherAt) -> Self {
-        Self { mesh, gather_at, sequence: false }
+        Self { mesh, gather_at, sequence: false, pipeline: PipelinePlan::default() }
     }
 
     /// The same plan with sequence parallelism, or without it.
     #[must_use]
     pub fn with_sequence(self, sequence: bool) -> Self {
         Self { sequence, ..self }
+    }
+
+    /// The same plan with stages that run microbatches in another way.
+    #[must_use]
+    pub fn with_pipeline(self, pipeline: PipelinePlan) -> Self {
+        Self { pipeline, ..self }
+    }
+
+    /// The schedule of this many microbatches; `None` without stages.
+    pub fn schedule(&self, num_microbatches: usize) -> Option<PipelineSchedule> {
+        let PipelinePlan { order, num_chunks } = self.pipeline;
+        let num_stages = self.mesh.size(Axis::Pipeline);
+        (num_stages > 1)
+            .then(|| PipelineSchedule::new(order, num_stages, num_chunks, num_microbatches))
     }
 
     /// The axes over which the batch is split: those of [`Mesh::batch_axes`] that a program must

@@ -97,7 +97,7 @@ impl<'a> StepSpec<'a> {
                 TensorUse::Replicated | TensorUse::Varying => None,
             };
             let sharding = self.plan.layout(&row.dims, tensor).sharding(row.dims.len());
-            LeafSpec { sharding, ..row }.stacked(leaf.stack_sizes())
+            leaf.with_row_sharding(&sharding)
         });
         self.optimizer.check(&params)?;
         let opt_state = self.optimizer.init(&params);
@@ -118,7 +118,12 @@ impl<'a> StepSpec<'a> {
 
     /// The options of the model's layers.
     pub(super) fn layer_options(&self) -> LayerOptions {
-        LayerOptions { attention: self.attention, sequence: self.plan.sequence }
+        let ParallelPlan { sequence, pipeline, .. } = self.plan;
+        LayerOptions {
+            attention: self.attention,
+            sequence,
+            pipeline_chunks: pipeline.num_chunks,
+        }
     }
 
     /// Examples of one step on one replica.

@@ -1,7 +1,9 @@
 //! The graph that initializes the state.
 
 use hlo::random::{GlobalSlice, Key};
-use hlo::{DType, Graph, LeafSpec, Tensor, TensorType, Tree, row_paths, trace};
+use hlo::{
+    AxisSet, DType, Graph, LeafSpec, Mesh, Tensor, TensorType, Tree, row_paths, trace,
+};
 use models::{Initializer, Parameter};
 
 use super::{DeclaredStep, SEED, StateSection, StepError, finish};
@@ -48,7 +50,7 @@ fn draw<'a, 'g>(
         window.unwrap_or_else(|_| unreachable!("`declare` has cut it before"))
     };
     let mut drawn = Tree::new();
-    let mut kinds: Vec<(LeafSpec, Initializer, Vec<&str>)> = vec![];
+    let mut kinds: Vec<(LeafSpec, Initializer, AxisSet, Vec<&str>)> = vec![];
     for (name, parameter) in parameters.iter() {
         let (leaf, initializer) = (leaf(name), parameter.initializer);
         if !initializer.is_random() {
@@ -56,28 +58,67 @@ fn draw<'a, 'g>(
             drawn.insert(name, value.vary(leaf.sharding.varying()));
             continue;
         }
-        let row = leaf.row();
-        match kinds.iter_mut().find(|kind| kind.0 == row && kind.1 == initializer) {
-            Some((_, _, names)) => names.push(name),
-            None => kinds.push((row, initializer, vec![name])),
+        let (row, stages) = (leaf.row(), stacked_axes(leaf));
+        let same = |kind: &&mut (_, _, _, _)| (&kind.0, kind.1, kind.2) == (&row, initializer, stages);
+        match kinds.iter_mut().find(same) {
+            Some((_, _, _, names)) => names.push(name),
+            None => kinds.push((row, initializer, stages, vec![name])),
         }
     }
-    for (row, initializer, names) in kinds {
+    for (row, initializer, stages, names) in kinds {
         let window = window(&row);
         let local = window.dims().to_vec();
         let paths = names.iter().flat_map(|name| row_paths(name, leaf(name)));
         let paths = paths.map(|name| StateSection::Params.path(name));
-        let together = initializer.draw(key.fold_in_paths(paths), &window.as_rows(), row.dtype);
+        let mut keys = key.fold_in_paths(paths);
+        if !stages.is_empty() {
+            keys = own_rows(keys, leaf(names[0]));
+        }
+        let together = initializer.draw(keys, &window.as_rows(), row.dtype);
         // Without the barrier, XLA would unroll the draw over a kernel's 3 x 3 and repeat it for
         // each parameter.
         let together = together.fusion_barrier();
         let mut start = 0;
         for name in names {
             let leaf = leaf(name);
-            let rows = together.slice_dim(0, start, start + leaf.num_rows());
-            start += leaf.num_rows();
-            drawn.insert(name, rows.reshape(&[leaf.stack_sizes(), &local].concat()));
+            let sizes = local_stack(leaf, &t.mesh());
+            let end = start + sizes.iter().product::<usize>();
+            let rows = together.slice_dim(0, start, end);
+            start = end;
+            drawn.insert(name, rows.reshape(&[&sizes[..], &local].concat()));
         }
     }
     drawn
+}
+
+/// The axes over which the rows of a leaf are divided.
+fn stacked_axes(leaf: &LeafSpec) -> AxisSet {
+    let dims = leaf.sharding.dims()[..leaf.num_stacked].iter();
+    dims.fold(AxisSet::EMPTY, |all, axes| all | *axes)
+}
+
+/// Of the keys of all rows of several leaves that are stacked like this one, those of the rows that
+/// this replica has.
+fn own_rows<'g>(keys: Key<'g>, leaf: &LeafSpec) -> Key<'g> {
+    let t = keys.words()[0].tracer();
+    let local = local_stack(leaf, &t.mesh());
+    Key::from_words(keys.words().map(|words| {
+        let num_leaves = words.dim(0) / leaf.num_rows();
+        let all = words.reshape(&[&[num_leaves], leaf.stack_sizes()].concat());
+        let zero = t.scalar(DType::U32, 0.0);
+        let axes = leaf.sharding.dims().iter().zip(&local);
+        let start = axes.map(|(axes, size)| match axes.is_empty() {
+            true => zero,
+            false => t.replica_id(*axes) * *size as f64,
+        });
+        let start: Vec<_> = std::iter::once(zero).chain(start).collect();
+        let own = all.dynamic_slice(&start, &[&[num_leaves], &local[..]].concat());
+        own.reshape(&[own.num_elements()])
+    }))
+}
+
+/// The sizes of the stacked dims of what one replica has of a leaf.
+fn local_stack(leaf: &LeafSpec, mesh: &Mesh) -> Vec<usize> {
+    let sizes = leaf.stack_sizes().iter().zip(leaf.sharding.dims());
+    sizes.map(|(size, axes)| size / mesh.group_size(*axes)).collect()
 }

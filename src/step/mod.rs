@@ -21,6 +21,7 @@ mod gather;
 mod init;
 mod inputs;
 mod metrics;
+mod pipeline;
 mod proof;
 mod repeat;
 mod section;

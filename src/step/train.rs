@@ -5,7 +5,9 @@ use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tree, trace};
 use super::accumulate::{Accumulate, Sequential, Sums};
 use super::finite::{first_nonfinite, recompute_if};
 use super::inputs::StepInputs;
+use super::declare::StepParam;
 use super::metrics::{COMPUTED_METRICS, StepValues};
+use super::pipeline::Pipeline;
 use super::{
     DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED, REPLICA_LOSS, STEP, StateSection,
     StepError, StepSpec,
@@ -168,7 +170,7 @@ struct Gradients<'g> {
 fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &StepInputs<'g>) -> Gradients<'g> {
     let spec = &step.spec;
     let in_step = step.params_in_step(&inputs.params());
-    let Sums { loss, weight, gradients, observed } = Sequential.sums(step, inputs, &in_step, true);
+    let Sums { loss, weight, gradients, observed } = sums(step, inputs, &in_step);
     let (totals, comm) =
         inputs.step.tracer().in_backward(|| sum_gradients(step, inputs, gradients));
     let total_weight = global(spec, weight);
@@ -184,6 +186,21 @@ fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &StepInputs<'g>) -> Gradients<
         weight: total_weight,
         replica_loss: (loss / weight).vary(spec.plan.batch_axes()),
         observed: observed_everywhere(spec, inputs, &observed),
+    }
+}
+
+/// The sums of this replica's part of the batch.
+fn sums<'g>(
+    step: &DeclaredStep<'_>,
+    inputs: &StepInputs<'g>,
+    params: &Tree<StepParam<'g>>,
+) -> Sums<'g> {
+    let spec = &step.spec;
+    match (spec.plan.schedule(spec.num_microbatches), spec.model.pipelined()) {
+        (Some(schedule), Some(model)) => {
+            Pipeline { model, schedule }.sums(step, inputs, params, true)
+        }
+        _ => Sequential.sums(step, inputs, params, true),
     }
 }
 

@@ -37,6 +37,14 @@ pub enum Error {
         /// The model's name.
         model: &'static str,
     },
+    /// The layers cannot be cut into stages.
+    #[error("mesh.pipeline = {num_stages}: {reason}")]
+    Pipeline {
+        /// Number of stages.
+        num_stages: usize,
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// The length of the run cannot be converted to steps.
     #[error(transparent)]
     RunLength(#[from] RunLengthError),

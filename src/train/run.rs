@@ -14,7 +14,7 @@ use crate::config::{
 use crate::data::{Field, Source, Splits};
 use crate::lowering::Lowering;
 use crate::optim::{self, Transformation, schedule::Schedule};
-use crate::parallel::{GatherAt, ParallelPlan, PlainSum, Synchronize};
+use crate::parallel::{GatherAt, ParallelPlan, PipelinePlan, PlainSum, Synchronize};
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
 use crate::step::{BatchField, StepSpec};
 
@@ -86,6 +86,8 @@ impl Run {
         let batch = config.split_batch(mesh.num_batch_shards())?;
         config.model.batch_norm_group().map_or(Ok(()), |group| batch.check_norm_group(group))?;
         check_tensor(config, &fields, mesh)?;
+        check_stages(config, mesh)?;
+        check_turns(config, mesh, batch.num_microbatches())?;
         let length = RunLength::new(config.train.length, num_examples, batch.global_batch())?;
         let mut lowering = Lowering::for_platform(platform);
         if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {
@@ -179,6 +181,62 @@ pub(super) fn check_tensor(
     }
 }
 
+/// Checks that the model's layers can be cut into the stages of a pipeline.
+///
+/// # Errors
+/// Says what to change.
+pub(super) fn check_stages(config: &Config, mesh: Mesh) -> Result<(), Error> {
+    let num_stages = mesh.size(Axis::Pipeline);
+    if num_stages == 1 {
+        return Ok(());
+    }
+    let num_chunks = config.parallel.num_pipeline_chunks();
+    let reason = match config.model.num_blocks() {
+        None => {
+            format!(
+                "model.name = {:?} is not made of equal blocks, which stages divide; use mesh.data \
+                 and mesh.fsdp",
+                config.model.name()
+            )
+        }
+        Some(num_blocks) if !num_blocks.is_multiple_of(num_stages * num_chunks) => {
+            let parts = num_stages * num_chunks;
+            let below = num_blocks / parts * parts;
+            let nearest = match below {
+                0 => parts.to_string(),
+                below => format!("{below} or {}", below + parts),
+            };
+            let chunks = match num_chunks {
+                1 => String::new(),
+                chunks => format!(" of parallel.pipeline_chunks = {chunks} chunks"),
+            };
+            format!(
+                "the stages{chunks} do not divide the {num_blocks} blocks of the model; with \
+                 model.num_layers = {nearest} they do"
+            )
+        }
+        Some(_) => return Ok(()),
+    };
+    Err(Error::Pipeline { num_stages, reason })
+}
+
+/// Checks that microbatches pass several chunks of a stage in turns.
+///
+/// # Errors
+/// Says what to change.
+fn check_turns(config: &Config, mesh: Mesh, num_microbatches: usize) -> Result<(), Error> {
+    let (num_stages, chunks) = (mesh.size(Axis::Pipeline), config.parallel.num_pipeline_chunks());
+    if chunks == 1 || num_stages == 1 || num_microbatches.is_multiple_of(num_stages) {
+        return Ok(());
+    }
+    let reason = format!(
+        "with parallel.pipeline_chunks = {chunks} the stages take microbatches by {num_stages}, \
+         which does not divide {num_microbatches}; set train.num_microbatches to a multiple of \
+         {num_stages}, or parallel.pipeline_chunks to 1"
+    );
+    Err(Error::Pipeline { num_stages, reason })
+}
+
 /// The number of positions of an example, if it is a sequence of tokens.
 fn positions(field: &BatchField) -> Option<usize> {
     match field.dims[..] {
@@ -198,8 +256,16 @@ pub(super) fn plan<'f>(
         positions(field).is_some_and(|positions| positions.is_multiple_of(num_pieces))
     });
     let sequence = num_pieces > 1 && config.parallel.sequence.or(divides);
-    let gather_at = GatherAt::of_zero_stage(config.parallel.zero_stage());
-    ParallelPlan::new(mesh, gather_at).with_sequence(sequence)
+    let gather_at = match mesh.size(Axis::Pipeline) {
+        1 => GatherAt::of_zero_stage(config.parallel.zero_stage()),
+        // Microbatches overlap, so parameters and gradients are whole during a step.
+        _ => GatherAt::Step,
+    };
+    let pipeline = PipelinePlan {
+        order: config.parallel.pipeline_schedule.unwrap_or_default(),
+        num_chunks: config.parallel.num_pipeline_chunks(),
+    };
+    ParallelPlan::new(mesh, gather_at).with_sequence(sequence).with_pipeline(pipeline)
 }
 
 /// The kernels for attention.

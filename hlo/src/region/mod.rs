@@ -12,6 +12,7 @@
 //! computes them again: so a sharded parameter is gathered twice and dropped in between.
 
 mod expand;
+mod halves;
 mod prepare;
 mod residuals;
 mod vjp;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use crate::{Graph, Mesh, TensorType};
 
 pub(crate) use expand::{expand, inline};
+pub use halves::VjpHalves;
 pub(crate) use prepare::prepare;
 pub(crate) use vjp::{case_vjp, remat_vjp, scan_vjp};
 

@@ -170,8 +170,8 @@ fn active_inputs(scan: &Scan, wanted: &[bool]) -> Vec<bool> {
 /// The body and its VJP in one graph. Inputs: the body's, cotangents of `wanted_carried`, of
 /// `given_ys`. Outputs: the body's, then cotangents of `wanted_consts`, `wanted_carried` and
 /// `wanted_xs`.
-struct Joint {
-    graph: Graph,
+pub(super) struct Joint {
+    pub(super) graph: Graph,
     num_consts: usize,
     /// Inputs and outputs of the body.
     num_inputs: usize,
@@ -184,18 +184,18 @@ struct Joint {
 }
 
 /// How a [`Joint`] is cut.
-struct Parts {
+pub(super) struct Parts {
     /// For each value, `true` if the forward pass computes it.
     is_forward: Vec<bool>,
     /// For each value, `true` if the backward pass computes it.
     is_backward: Vec<bool>,
-    residuals: Vec<ValueId>,
-    used_consts: Vec<usize>,
-    used_xs: Vec<usize>,
+    pub(super) residuals: Vec<ValueId>,
+    pub(super) used_consts: Vec<usize>,
+    pub(super) used_xs: Vec<usize>,
 }
 
 impl Joint {
-    fn trace(
+    pub(super) fn trace(
         scan: &Scan,
         cotangents: &[Option<Tensor<'_>>],
         is_wanted: &[bool],
@@ -245,7 +245,7 @@ impl Joint {
         })
     }
 
-    fn cut(&self) -> Parts {
+    pub(super) fn cut(&self) -> Parts {
         let graph = &self.graph;
         let mut is_forward = vec![false; graph.num_values()];
         let mut is_constant = vec![false; graph.num_values()];
@@ -331,7 +331,7 @@ impl Joint {
     }
 
     /// The body, with the residuals after its results.
-    fn forward(&self, parts: &Parts) -> Graph {
+    pub(super) fn forward(&self, parts: &Parts) -> Graph {
         let mut copy = Rewriter::new(&self.graph);
         (0..self.num_inputs).for_each(|i| copy.input(i));
         copy_part(&mut copy, &parts.is_forward);
@@ -343,7 +343,7 @@ impl Joint {
 
     /// The backward pass. Inputs: constants, the sums of the constants' cotangents in f32 or wider,
     /// the carried values' cotangents, slices of `xs`, residuals, cotangents of slices of `ys`.
-    fn backward(&self, parts: &Parts) -> Graph {
+    pub(super) fn backward(&self, parts: &Parts) -> Graph {
         let mut copy = Rewriter::new(&self.graph);
         parts.used_consts.iter().for_each(|i| copy.input(*i));
         let gradients = &self.graph.outputs()[self.num_outputs..];

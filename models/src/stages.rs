@@ -1,0 +1,188 @@
+//! The blocks of a model as the stages of a pipeline: what each replica along the axis `pipeline`
+//! has of them.
+
+use hlo::{Axis, DType, LeafSpec, Reduction, Tensor};
+
+use crate::stack::{ANY_BLOCK, Block};
+use crate::{Parameter, Scope, Stack};
+
+/// A block as a function of the scope of its parameters, of x, and of what all blocks read.
+type BlockFn<'m> = dyn for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b> + 'm;
+
+/// The blocks of a model, cut into stages: with P stages of v chunks of n blocks each, chunk r of
+/// stage s is the blocks from `(r P + s) n` on. So an example passes all stages v times, always to
+/// the next and from the last to the first. With more chunks stages wait less for each other.
+/// Narayanan et al., "Efficient large-scale language model training on GPU clusters using
+/// Megatron-LM" (2021), section 2.2.
+///
+/// Each parameter of a block is a leaf with the dims `[v, P, n]` before its own, of which the
+/// second is cut over the axis.
+pub struct Stages<'m> {
+    block: Block<Box<BlockFn<'m>>>,
+    num_chunks: usize,
+    num_stages: usize,
+    blocks_per_chunk: usize,
+    remat: bool,
+}
+
+impl<'m> Stages<'m> {
+    /// Traces one block of a stack with this scope to discover its parameters; x and `given` are
+    /// those of the first block.
+    #[track_caller]
+    pub fn new(
+        scope: &Scope<'_>,
+        x: Tensor<'_>,
+        given: &[Tensor<'_>],
+        how: Stack,
+        block: impl for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b> + 'm,
+    ) -> Self {
+        let block: Box<BlockFn<'m>> = Box::new(block);
+        let x = x.vary(Axis::Pipeline);
+        let block = Block::new(scope, x, given, true, block);
+        let num_stages = x.tracer().mesh().size(Axis::Pipeline);
+        let num_chunks = scope.options().pipeline_chunks.max(1);
+        if !block.running_means.is_empty() {
+            x.reject("pipeline", "blocks with running means cannot be cut into stages");
+        }
+        if !how.num_blocks.is_multiple_of(num_chunks * num_stages) {
+            let message = format!(
+                "{num_stages} stages of {num_chunks} chunks do not divide {} blocks",
+                how.num_blocks
+            );
+            x.reject("pipeline", message);
+        }
+        let blocks_per_chunk = (how.num_blocks / (num_chunks * num_stages)).max(1);
+        Self { block, num_chunks, num_stages, blocks_per_chunk, remat: how.remat }
+    }
+
+    /// Number of chunks of a stage.
+    pub fn num_chunks(&self) -> usize {
+        self.num_chunks
+    }
+
+    /// The parameters of a block, in the order of [`Self::leaves`].
+    pub fn parameters(&self) -> impl Iterator<Item = &str> {
+        self.block.params.paths()
+    }
+
+    /// The path, below the scope of the blocks, of the leaf of a parameter of a block.
+    pub fn leaf_path(parameter: &str) -> String {
+        format!("{ANY_BLOCK}.{parameter}")
+    }
+
+    /// This stage's rows of each parameter, `[v, n, ..]`, from the scope of the blocks.
+    #[track_caller]
+    pub fn leaves<'g>(&self, scope: &Scope<'g>) -> Vec<Tensor<'g>> {
+        let sizes = [self.num_chunks, self.num_stages, self.blocks_per_chunk];
+        let scope = scope.at(ANY_BLOCK);
+        let leaf = |(path, of_block): (&str, &Parameter)| {
+            let dims = [&sizes[..], &of_block.dims].concat();
+            let num_stacked = LeafSpec::PIPELINE_DIMS;
+            let leaf = Parameter { dims, num_stacked, is_pipelined: true, ..of_block.clone() };
+            self.of_stage(scope.bound_param(path, leaf))
+        };
+        self.block.params.iter().map(leaf).collect()
+    }
+
+    /// This stage's rows of a leaf, `[v, n, ..]`, from what it has of the leaf, `[v, 1, n, ..]`.
+    #[track_caller]
+    pub fn of_stage<'g>(&self, leaf: Tensor<'g>) -> Tensor<'g> {
+        let row = leaf.shape().split_off(LeafSpec::PIPELINE_DIMS.min(leaf.rank()));
+        leaf.reshape(&[&[self.num_chunks, self.blocks_per_chunk], &row[..]].concat())
+    }
+
+    /// What all chunks read besides x, `given` and their parameters, from the scope of the blocks:
+    /// if blocks draw random numbers, the two words of a key and the index of the first example.
+    #[track_caller]
+    pub fn shared<'g>(&self, scope: &Scope<'g>) -> Vec<Tensor<'g>> {
+        self.block.shared_inputs(scope)
+    }
+
+    /// This stage's chunk with index `chunk`, a u32 scalar, on x. `rows` has its rows of each
+    /// parameter, `[n, ..]`.
+    #[track_caller]
+    pub fn chunk<'g>(
+        &self,
+        rows: &[Tensor<'g>],
+        x: Tensor<'g>,
+        given: &[Tensor<'g>],
+        shared: &[Tensor<'g>],
+        chunk: Tensor<'g>,
+    ) -> Tensor<'g> {
+        let t = x.tracer();
+        let of_chunk = t.replica_id(Axis::Pipeline) + chunk * self.num_stages as f64;
+        let first = of_chunk * self.blocks_per_chunk as f64;
+        let inputs = [&[x, first], given, shared, rows].concat();
+        let num_shared = 2 + given.len() + shared.len();
+        match self.remat {
+            true => t.remat(&inputs, |inputs| vec![self.blocks(inputs, num_shared)])[0],
+            false => self.blocks(&inputs, num_shared),
+        }
+    }
+
+    /// The blocks of a chunk on x, the first of the inputs: the number of the first block follows,
+    /// then what all blocks read, then rows of parameters.
+    #[track_caller]
+    fn blocks<'b>(&self, inputs: &[Tensor<'b>], num_shared: usize) -> Tensor<'b> {
+        let (shared, rows) = inputs.split_at(num_shared);
+        let (x, first, shared) = (shared[0], shared[1], &shared[2..]);
+        if self.blocks_per_chunk == 1 {
+            let row = |row: &Tensor<'b>| row.reshape(&row.shape()[1..]);
+            let rows: Vec<_> = rows.iter().map(row).collect();
+            return self.block.on(&[&[x], shared, &[first], &rows].concat())[0];
+        }
+        let t = x.tracer();
+        let places = t.iota(DType::U32, &[self.blocks_per_chunk], 0);
+        let numbers = places + first.broadcast_like(places, &[]);
+        let stacks = [&[numbers], rows].concat();
+        let (carried, _) =
+            t.scan(self.blocks_per_chunk, shared, &[x], &stacks, |shared, x, values| {
+                (self.block.on(&[x, shared, values].concat()), vec![])
+            });
+        carried[0]
+    }
+
+    /// The result of all blocks for one batch, the same on all stages. One chunk works at a time:
+    /// for training see the schedules of a pipeline.
+    #[track_caller]
+    pub(crate) fn one_after_the_other<'g>(
+        &self,
+        scope: &Scope<'g>,
+        x: Tensor<'g>,
+        given: &[Tensor<'g>],
+    ) -> Tensor<'g> {
+        let t = x.tracer();
+        let shared = self.shared(scope);
+        let consts = [given, &shared, &self.leaves(scope)].concat();
+        let num_turns = self.num_chunks * self.num_stages;
+        let turns = t.iota(DType::U32, &[num_turns], 0);
+        let x = x.vary(Axis::Pipeline);
+        let (carried, _) = t.scan(num_turns, &consts, &[x], &[turns], |consts, x, turn| {
+            (vec![self.turn(consts, given.len(), shared.len(), x[0], turn[0])], vec![])
+        });
+        // The last stage has sent it to the first.
+        let is_first = t.replica_id(Axis::Pipeline).equal(0.0).broadcast_like(carried[0], &[]);
+        let y = is_first.select(carried[0], carried[0].full_like(0.0));
+        y.all_reduce(Reduction::Sum, Axis::Pipeline)
+    }
+
+    /// What a stage receives after a turn.
+    #[track_caller]
+    fn turn<'b>(
+        &self,
+        consts: &[Tensor<'b>],
+        num_given: usize,
+        num_shared: usize,
+        x: Tensor<'b>,
+        turn: Tensor<'b>,
+    ) -> Tensor<'b> {
+        let (given, rest) = consts.split_at(num_given);
+        let (shared, leaves) = rest.split_at(num_shared);
+        let chunk = turn / self.num_stages as f64;
+        let rows: Vec<_> = leaves.iter().map(|leaf| leaf.index_leading(chunk)).collect();
+        self.chunk(&rows, x, given, shared, chunk).collective_permute(
+            &(0..self.num_stages).map(|s| (s, (s + 1) % self.num_stages)).collect::<Vec<_>>(),
+            Axis::Pipeline,
+        )
+    }
+}
