@@ -676,7 +676,9 @@ fn turn<'b>(schedule: PipelineSchedule, index: Tensor<'b>) -> Turn<'b> {
     let (stages, chunks) = (schedule.num_stages(), schedule.num_chunks());
     let num_passes = (chunks * schedule.num_microbatches()) as f64;
     let exists = index.greater_equal(0.0).and(index.less(num_passes));
-    let index = index.maximum(0.0).minimum(num_passes - 1.0).convert(DType::U32);
+    // After the last pass a stage goes on to microbatches that do not exist, so that it does not
+    // write where it keeps the values of others.
+    let index = index.maximum(0.0).convert(DType::U32);
     let group = index / (chunks * stages) as f64;
     let in_group = remainder(index, chunks * stages);
     let chunk = in_group / stages as f64;

@@ -91,6 +91,32 @@ const BESIDE_TENSOR: [&[&str]; 5] = [
     &["mesh.data=1", "mesh.fsdp=2", "parallel.zero=3"],
 ];
 
+/// 8 blocks: 2 chunks for each of 4 stages.
+const PIPELINE_GPT: &str = r#"
+model = { name = "gpt", num_layers = 8, width = 8, num_heads = 2, context = 4, vocabulary = 12, dropout = 0.1 }
+data = { source = "synthetic_tokens", vocab_size = 12, context = 4 }
+"#;
+const PIPELINE_MODELS: [&[&str]; 2] = [&[], &["model.remat=true"]];
+const PIPELINE: [&[&str]; 7] = [
+    &["mesh.pipeline=2"],
+    &["mesh.pipeline=4"],
+    &["mesh.pipeline=2", "parallel.pipeline_chunks=2"],
+    &["mesh.pipeline=4", "parallel.pipeline_chunks=2"],
+    &["mesh.pipeline=2", "parallel.pipeline_chunks=4", "parallel.pipeline_schedule=gpipe"],
+    &["mesh.pipeline=2", "parallel.pipeline_schedule=gpipe"],
+    &["mesh.pipeline=4", "parallel.pipeline_schedule=gpipe"],
+];
+const BESIDE_PIPELINE: [&[&str]; 6] = [
+    &["mesh.data=1"],
+    &["mesh.data=2"],
+    &["mesh.data=1", "mesh.fsdp=2"],
+    &["mesh.data=1", "mesh.fsdp=2", "parallel.zero=2", "mesh.tensor=2"],
+    &["mesh.data=1", "mesh.tensor=2", "parallel.sequence=false"],
+    &["mesh.data=2", "mesh.tensor=2"],
+];
+const TURNS: [&[&str]; 3] =
+    [&["train.num_microbatches=4"], &["train.num_microbatches=8"], &["train.num_microbatches=16"]];
+
 /// Losses, and the model after the last step.
 struct Trained {
     losses: Vec<f64>,
@@ -262,6 +288,36 @@ fn every_pair_of_settings_with_tensor_parallelism_agrees_with_one_replica() {
         let (text, of_model) = TENSOR_MODELS[row[0]];
         let sets = [&sets(row)[..], of_model].concat();
         check(&format!("{sets:?} of\n{text}"), &references[&reference(row)], &train(text, &sets));
+    });
+}
+
+/// Blocks that are cut into stages.
+#[test]
+fn every_pair_of_settings_with_a_pipeline_agrees_with_one_replica() {
+    const BATCH: &str = "train.global_batch=32";
+    let rows = combinations(&[
+        PIPELINE_MODELS.len(),
+        OPTIMIZERS.len(),
+        PIPELINE.len(),
+        BESIDE_PIPELINE.len(),
+        TURNS.len(),
+    ]);
+    let references: Vec<_> = OPTIMIZERS
+        .par_iter()
+        .map(|optimizer| train(PIPELINE_GPT, &[ONE, optimizer, &[BATCH]].concat()))
+        .collect();
+    rows.par_iter().for_each(|row| {
+        let [model, optimizer, pipeline, beside, turns] = row[..] else { unreachable!() };
+        let sets = [
+            PIPELINE_MODELS[model],
+            OPTIMIZERS[optimizer],
+            PIPELINE[pipeline],
+            BESIDE_PIPELINE[beside],
+            TURNS[turns],
+            &[BATCH],
+        ]
+        .concat();
+        check(&format!("{sets:?}"), &references[optimizer], &train(PIPELINE_GPT, &sets));
     });
 }
 
