@@ -22,6 +22,7 @@ pub struct Stages<'m> {
     num_chunks: usize,
     num_stages: usize,
     blocks_per_chunk: usize,
+    scan: bool,
     remat: bool,
 }
 
@@ -52,12 +53,8 @@ impl<'m> Stages<'m> {
             x.reject("pipeline", message);
         }
         let blocks_per_chunk = (how.num_blocks / (num_chunks * num_stages)).max(1);
-        Self { block, num_chunks, num_stages, blocks_per_chunk, remat: how.remat }
-    }
-
-    /// Number of chunks of a stage.
-    pub fn num_chunks(&self) -> usize {
-        self.num_chunks
+        let scan = how.scan && blocks_per_chunk > 1;
+        Self { block, num_chunks, num_stages, blocks_per_chunk, scan, remat: how.remat }
     }
 
     /// The parameters of a block, in the order of [`Self::leaves`].
@@ -91,6 +88,45 @@ impl<'m> Stages<'m> {
         leaf.reshape(&[&[self.num_chunks, self.blocks_per_chunk], &row[..]].concat())
     }
 
+    /// The rows of a chunk, a u32 scalar, from this stage's rows of each parameter: of each the rows
+    /// of all blocks, `[n, ..]`, where blocks are scanned; elsewhere those of the first block, then
+    /// those of the second, and so on.
+    #[track_caller]
+    pub fn rows<'g>(&self, leaves: &[Tensor<'g>], chunk: Tensor<'g>) -> Vec<Tensor<'g>> {
+        let of_chunk = |leaf: &Tensor<'g>| match leaf.dim(0) {
+            1 => leaf.reshape(&leaf.shape()[1..]),
+            _ => leaf.index_leading(chunk),
+        };
+        let stacks: Vec<_> = leaves.iter().map(of_chunk).collect();
+        if self.scan {
+            return stacks;
+        }
+        let row = |stack: &Tensor<'g>, block| {
+            stack.slice_dim(0, block, block + 1).reshape(&stack.shape()[1..])
+        };
+        let blocks = 0..self.blocks_per_chunk;
+        blocks.flat_map(|block| stacks.iter().map(move |stack| row(stack, block))).collect()
+    }
+
+    /// For each of [`Self::rows`], the index of its parameter.
+    pub fn parameter_of_rows(&self) -> impl Iterator<Item = usize> {
+        let times = if self.scan { 1 } else { self.blocks_per_chunk };
+        (0..times).flat_map(|_| 0..self.block.params.len())
+    }
+
+    /// What a stage has of a leaf, `[v, 1, n, ..]`, from its rows: `[v, ..]` before what
+    /// [`Self::rows`] returns.
+    #[track_caller]
+    pub fn leaf_of_rows<'g>(&self, rows: &[Tensor<'g>]) -> Tensor<'g> {
+        let of_blocks = |rows: &Tensor<'g>| {
+            let (dims, start) = (rows.shape(), if self.scan { 2 } else { 1 });
+            let num_blocks = if self.scan { self.blocks_per_chunk } else { 1 };
+            rows.reshape(&[&[self.num_chunks, 1, num_blocks], &dims[start..]].concat())
+        };
+        let rows: Vec<_> = rows.iter().map(of_blocks).collect();
+        rows[0].concatenate(&rows[1..], 2)
+    }
+
     /// What all chunks read besides x, `given` and their parameters, from the scope of the blocks:
     /// if blocks draw random numbers, the two words of a key and the index of the first example.
     #[track_caller]
@@ -98,8 +134,7 @@ impl<'m> Stages<'m> {
         self.block.shared_inputs(scope)
     }
 
-    /// This stage's chunk with index `chunk`, a u32 scalar, on x. `rows` has its rows of each
-    /// parameter, `[n, ..]`.
+    /// This stage's chunk with index `chunk`, a u32 scalar, and these [`Self::rows`], on x.
     #[track_caller]
     pub fn chunk<'g>(
         &self,
@@ -126,10 +161,12 @@ impl<'m> Stages<'m> {
     fn blocks<'b>(&self, inputs: &[Tensor<'b>], num_shared: usize) -> Tensor<'b> {
         let (shared, rows) = inputs.split_at(num_shared);
         let (x, first, shared) = (shared[0], shared[1], &shared[2..]);
-        if self.blocks_per_chunk == 1 {
-            let row = |row: &Tensor<'b>| row.reshape(&row.shape()[1..]);
-            let rows: Vec<_> = rows.iter().map(row).collect();
-            return self.block.on(&[&[x], shared, &[first], &rows].concat())[0];
+        if !self.scan {
+            let rows = rows.chunks(self.block.params.len().max(1)).enumerate();
+            return rows.fold(x, |x, (place, rows)| {
+                let number = first + place as f64;
+                self.block.on(&[&[x], shared, &[number], rows].concat())[0]
+            });
         }
         let t = x.tracer();
         let places = t.iota(DType::U32, &[self.blocks_per_chunk], 0);
@@ -179,7 +216,7 @@ impl<'m> Stages<'m> {
         let (given, rest) = consts.split_at(num_given);
         let (shared, leaves) = rest.split_at(num_shared);
         let chunk = turn / self.num_stages as f64;
-        let rows: Vec<_> = leaves.iter().map(|leaf| leaf.index_leading(chunk)).collect();
+        let rows = self.rows(leaves, chunk);
         self.chunk(&rows, x, given, shared, chunk).collective_permute(
             &(0..self.num_stages).map(|s| (s, (s + 1) % self.num_stages)).collect::<Vec<_>>(),
             Axis::Pipeline,

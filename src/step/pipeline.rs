@@ -14,6 +14,8 @@
 //! [`PipelineSchedule`] says. A stage that is idle runs a pass all the same, like all replicas; its
 //! values are selected away.
 
+use std::collections::BTreeMap;
+
 use hlo::random::Key;
 use hlo::{Axis, AxisSet, DType, Literal, Reduction, Tensor, TensorType, Tracer, Tree, VjpHalves};
 use hlo::vjp;
@@ -213,11 +215,13 @@ struct Tick<'m, 's> {
     step: &'s DeclaredStep<'s>,
     stages: Stages<'m>,
     halves: VjpHalves,
-    /// Which of the parameters of blocks are trained.
-    trains_block: Vec<bool>,
+    /// Which of the rows of a chunk are trained.
+    trains_rows: Vec<bool>,
     /// The parameters of the embedding, and of the head, that are trained.
     of_embedding: Vec<String>,
     of_head: Vec<String>,
+    /// The types of the rows of a chunk.
+    rows: Vec<TensorType>,
     /// The type of what stages send.
     x: TensorType,
     num_positions: usize,
@@ -245,18 +249,20 @@ impl<'m, 's> Tick<'m, 's> {
             move |scope, x, given| model.block(scope, x, given, num_positions),
         );
         let is_trained = |path: &str| !step.freezes(path);
-        let trains_block: Vec<_> = stages
+        let paths: Vec<_> = stages
             .parameters()
-            .map(|name| is_trained(&format!("blocks.{}", Stages::leaf_path(name))))
+            .map(|name| format!("blocks.{}", Stages::leaf_path(name)))
             .collect();
+        let trains_rows: Vec<_> =
+            stages.parameter_of_rows().map(|index| is_trained(&paths[index])).collect();
         let types = |tensors: &[Tensor<'_>]| tensors.iter().map(Tensor::ty).collect::<Vec<_>>();
-        let rows: Vec<_> = given.blocks.iter().map(|leaf| leaf.index_leading(turn.chunk)).collect();
+        let rows = stages.rows(&given.blocks, turn.chunk);
         let shared = for_chunk(&first, &stages, &scope_of_blocks, turn);
         let x = first.x.ty();
         let halves = VjpHalves::trace(
             t,
             &types(&rows),
-            &trains_block,
+            &trains_rows,
             &x,
             &types(&shared),
             |rows, x, given| {
@@ -277,7 +283,8 @@ impl<'m, 's> Tick<'m, 's> {
             of_head: trained(loss.sum),
             stages,
             halves,
-            trains_block,
+            trains_rows,
+            rows: types(&rows),
             x,
             num_positions,
             slots: schedule.slots(),
@@ -314,7 +321,7 @@ impl<'m, 's> Tick<'m, 's> {
         let zeros = |dtype: DType, dims: &[usize], varying: AxisSet| {
             t.full(dtype, dims, 0.0).vary(varying)
         };
-        let sum = |x: &Tensor<'g>| zeros(x.dtype().accumulation(), &x.shape(), x.varying());
+        let sum = |x: &TensorType| zeros(x.dtype.accumulation(), &x.dims, x.varying);
         let none = zeros(spec.precision.params, &[], varying);
         let stacked = |ty: &TensorType, number: usize| {
             zeros(ty.dtype, &[&[number], &ty.dims[..]].concat(), ty.varying)
@@ -322,13 +329,15 @@ impl<'m, 's> Tick<'m, 's> {
         let x = zeros(self.x.dtype, &self.x.dims, self.x.varying);
         let is_wanted = |path: &str| self.of_embedding.iter().chain(&self.of_head).any(|p| p == path);
         let outer = given.outer.iter().filter(|(path, _)| is_wanted(path));
-        let blocks = given.blocks.iter().zip(&self.trains_block);
+        let num_chunks = self.schedule().num_chunks();
+        let of_chunks = |row: &TensorType| row.with_dims(&[&[num_chunks], &row.dims[..]].concat());
+        let trained = self.rows.iter().zip(&self.trains_rows).filter(|(_, trains)| **trains);
         let kept = self.halves.residuals().iter();
         Carry {
             loss: none,
             weight: none,
-            outer_sums: outer.map(|(path, x)| (path.to_owned(), sum(x))).collect(),
-            block_sums: blocks.filter(|(_, trains)| **trains).map(|(x, _)| sum(x)).collect(),
+            outer_sums: outer.map(|(path, x)| (path.to_owned(), sum(&x.ty()))).collect(),
+            block_sums: trained.map(|(row, _)| sum(&of_chunks(row))).collect(),
             x,
             results: stacked(&self.x, self.num_results()),
             of_x: x,
@@ -401,8 +410,7 @@ impl<'m, 's> Tick<'m, 's> {
         let first = self.pipeline.model.embed(&scope, &batch);
         let begins = turn.chunk.equal(0.0).and(stage(t).equal(0.0));
         let x = begins.broadcast_like(first.x, &[]).select(first.x, carry.x);
-        let rows: Vec<_> =
-            carry.given.blocks.iter().map(|leaf| leaf.index_leading(turn.chunk)).collect();
+        let rows = self.stages.rows(&carry.given.blocks, turn.chunk);
         let shared = for_chunk(&first, &self.stages, &scope.at("blocks"), turn);
         let (y, residuals) = self.halves.forward(&rows, x, &shared);
         let slot = self.slot(turn);
@@ -430,7 +438,7 @@ impl<'m, 's> Tick<'m, 's> {
             1 => turn.microbatch.full_like(0.0),
             number => remainder(turn.microbatch, number - 1),
         };
-        carry.results.index_leading(place)
+        at(carry.results, place)
     }
 
     /// Where the values of a pass are kept.
@@ -614,12 +622,10 @@ impl<'m, 's> Tick<'m, 's> {
         let batch = carry.given.batch(self.step, turn.microbatch);
         let first = self.pipeline.model.embed(&scope, &batch);
         let shared = for_chunk(&first, &self.stages, &scope.at("blocks"), turn);
-        let of_chunk = |leaves: &[Tensor<'b>]| -> Vec<_> {
-            leaves.iter().map(|leaf| leaf.index_leading(turn.chunk)).collect()
-        };
-        let (rows, sums) = (of_chunk(&carry.given.blocks), of_chunk(&carry.block_sums));
+        let rows = self.stages.rows(&carry.given.blocks, turn.chunk);
+        let sums: Vec<_> = carry.block_sums.iter().map(|sums| at(*sums, turn.chunk)).collect();
         let slot = self.slot(turn);
-        let kept: Vec<_> = carry.kept.iter().map(|kept| kept.index_leading(slot)).collect();
+        let kept: Vec<_> = carry.kept.iter().map(|kept| at(*kept, slot)).collect();
         let (next, of_x) = self.halves.backward(&rows, &sums, &shared, &kept, of_y);
         let sums = sums.into_iter().zip(next);
         for (all, (before, next)) in carry.block_sums.iter_mut().zip(sums) {
@@ -642,19 +648,23 @@ impl<'m, 's> Tick<'m, 's> {
     /// The sums of the step.
     #[track_caller]
     fn finish<'g>(&self, params: &Tree<StepParam<'g>>, carry: &Carry<'g>) -> Sums<'g> {
-        let mut blocks = carry.block_sums.iter();
-        let trained = self.trains_block.iter();
-        let mut blocks: Vec<_> =
-            trained.map(|trains| trains.then(|| blocks.next()).flatten()).collect();
-        blocks.reverse();
+        let trained = self.stages.parameter_of_rows().zip(&self.trains_rows);
+        let trained = trained.filter(|(_, trains)| **trains).map(|(parameter, _)| parameter);
+        let mut rows: BTreeMap<usize, Vec<Tensor<'g>>> = BTreeMap::new();
+        for (parameter, sum) in trained.zip(&carry.block_sums) {
+            rows.entry(parameter).or_default().push(*sum);
+        }
+        let mut parameters = 0..;
         let gradient = |(path, param): (&str, &StepParam<'g>)| {
             let sum = match self.step.params[path].is_pipelined {
-                true => blocks.pop().flatten(),
-                false => carry.outer_sums.get(path),
+                true => parameters
+                    .next()
+                    .and_then(|parameter| rows.get(&parameter))
+                    .map(|rows| self.stages.leaf_of_rows(rows)),
+                false => carry.outer_sums.get(path).copied(),
             };
             let of = param.tensor;
-            let sum = sum.map(|sum| sum.convert(of.dtype()).reshape(&of.shape()));
-            sum.unwrap_or_else(|| of.full_like(0.0))
+            sum.map(|sum| sum.convert(of.dtype())).unwrap_or_else(|| of.full_like(0.0))
         };
         let [loss, weight] =
             [carry.loss, carry.weight].map(|sum| sum.all_reduce(Reduction::Sum, Axis::Pipeline));
@@ -700,6 +710,15 @@ fn for_chunk<'b>(
     turn: Turn<'b>,
 ) -> Vec<Tensor<'b>> {
     [&first.given[..], &stages.shared(blocks), &[turn.chunk]].concat()
+}
+
+/// The value at an index of a stack.
+#[track_caller]
+fn at<'b>(stack: Tensor<'b>, index: Tensor<'b>) -> Tensor<'b> {
+    match stack.dim(0) {
+        1 => stack.reshape(&stack.shape()[1..]),
+        _ => stack.index_leading(index),
+    }
 }
 
 /// A stack with another value at an index.

@@ -115,13 +115,22 @@ pub fn defaults(chip: &Chip, mesh: &Mesh) -> BTreeMap<String, OverrideValue> {
         Family::Tpu(_) => &TPU,
         Family::Gpu(_) => &[],
     };
+    // All that a stage of a pipeline sends at once, one to each other stage, runs at a time.
+    let num_stages = mesh.size(Axis::Pipeline);
+    let limit = ALL_AT_A_TIME.0;
+    let of_stages = match &chip.family {
+        Family::Gpu(_) if num_stages > 1 => {
+            vec![LATENCY_HIDING, (limit, Int(num_stages.max(4) as i64))]
+        }
+        _ => vec![],
+    };
     // Last, because they replace the limit of sharded state.
     let of_scheduler: &[(&str, Setting)] = match &chip.family {
         Family::Gpu(gpu) if gpu.architecture.compute_capability < (9, 0) => &BEFORE_HOPPER,
         Family::Gpu(_) if chip.name == "gb200" => &GB200,
         _ => &[],
     };
-    let settings = of_family.iter().chain(of_chip).chain(of_scheduler).copied();
+    let settings = of_family.iter().chain(of_chip).chain(&of_stages).chain(of_scheduler).copied();
     let of_shards = (is_sharded && matches!(chip.family, Family::Gpu(_))).then(|| {
         let (name, bytes) = SCATTER_COMBINER;
         (name, Int(bytes / mesh.size(Axis::Fsdp) as i64))

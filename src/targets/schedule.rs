@@ -244,13 +244,14 @@ impl Walk<'_> {
         instruction.opcode == "fusion" && called.any(|called| called.name.starts_with(TPU_STEP))
     }
 
-    /// `true` for dots, convolutions, and library calls and fusions that contain them.
+    /// `true` for dots, convolutions, and library calls, fusions, loops and branches that contain
+    /// them: a collective that is open during a loop runs beside what is in it.
     fn is_matmul(&self, instruction: &HloInstruction) -> bool {
         let target = &instruction.custom_call_target;
         match instruction.opcode.as_str() {
             "dot" | "convolution" => true,
             "custom-call" => target.contains("cublas") || target.contains("cudnn"),
-            "fusion" => {
+            "fusion" | "while" | "conditional" | "call" => {
                 let called = instruction.called_computation_ids.iter();
                 let mut called = called.filter_map(|id| self.module.computation(*id));
                 called.any(|called| called.instructions.iter().any(|i| self.is_matmul(i)))
