@@ -90,6 +90,7 @@ fn gpt(scan_layers: bool) -> Gpt {
         dropout: 0.0,
         scan_layers,
         remat: false,
+        loss_chunk_rows: None,
     }
 }
 
