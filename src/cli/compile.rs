@@ -192,13 +192,14 @@ impl TargetStep {
 
     fn knobs_of(&self, declared: &DeclaredStep<'_>) -> Knobs {
         let (run, config) = (&self.run, &self.loaded.config);
-        let now = run.plan.mesh.size(Axis::Tensor);
-        let others = (1..=self.most_along_tensor).filter_map(|num_replicas| {
-            let divides = run.plan.mesh.num_replicas().is_multiple_of(num_replicas);
-            let is_new = divides && num_replicas != now;
-            is_new.then(|| config.model.check_tensor_replicas(num_replicas).ok())??;
-            let data = run.plan.mesh.num_replicas() / num_replicas;
-            let mesh = Mesh::new(&[(Axis::Data, data), (Axis::Tensor, num_replicas)]);
+        let (mesh, num_devices) = (&run.plan.mesh, run.plan.mesh.num_replicas());
+        let is_possible = |tensor: &usize| {
+            *tensor != mesh.size(Axis::Tensor)
+                && num_devices.is_multiple_of(*tensor)
+                && config.model.check_tensor_replicas(*tensor).is_ok()
+        };
+        let others = (1..=self.most_along_tensor).filter(is_possible).filter_map(|tensor| {
+            let mesh = Mesh::new(&[(Axis::Data, num_devices / tensor), (Axis::Tensor, tensor)]);
             let spec = run.spec_on(&*self.loaded.model, mesh);
             Some(self.pieces_of(&spec.declare().ok()?, &mesh))
         });
@@ -211,10 +212,11 @@ impl TargetStep {
             num_microbatches: run.batch.num_microbatches(),
             batch_per_replica,
             remat: config.model.remat(),
-            mesh: run.plan.mesh,
+            mesh: *mesh,
             zero: config.parallel.zero_stage(),
             is_zero_set: config.parallel.zero.is_some(),
-            pieces: others.chain([self.pieces_of(declared, &run.plan.mesh)]).collect(),
+            pieces: self.pieces_of(declared, mesh),
+            other_pieces: others.collect(),
         }
     }
 

@@ -38,25 +38,23 @@ pub struct Knobs {
     pub zero: usize,
     /// `true` if the configuration sets the stage, which it must not for whole state.
     pub is_zero_set: bool,
-    /// For each number of replicas along `tensor` that is possible, among them that of the mesh.
-    pub pieces: Vec<TensorPieces>,
+    /// With the replicas of the mesh along `tensor`.
+    pub pieces: TensorPieces,
+    /// With each other number of them that is possible.
+    pub other_pieces: Vec<TensorPieces>,
 }
 
 impl Knobs {
-    /// The pieces on so many replicas; whole ones for a number that is not among them.
-    fn pieces_on(&self, num_replicas: usize) -> TensorPieces {
-        let found = self.pieces.iter().find(|pieces| pieces.num_replicas == num_replicas);
-        let whole = self.pieces.iter().max_by_key(|pieces| pieces.state_bytes);
-        let none =
-            TensorPieces { num_replicas, state_bytes: 0, parameters_bytes: 0, gathered_bytes: 0 };
-        found.or(whole).copied().unwrap_or(none)
+    fn all_pieces(&self) -> impl Iterator<Item = TensorPieces> + Clone {
+        std::iter::once(self.pieces).chain(self.other_pieces.iter().copied())
     }
 }
 
 /// The settings that advice may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Choice {
-    tensor: usize,
+    /// Of a replica, with the replicas along `tensor` that are chosen.
+    pieces: TensorPieces,
     fsdp: usize,
     zero: usize,
     remat: bool,
@@ -133,15 +131,20 @@ const MAX_FRACTION: f64 = 0.92;
 
 impl Choice {
     fn now(knobs: &Knobs) -> Self {
-        let [tensor, fsdp] = [Axis::Tensor, Axis::Fsdp].map(|axis| knobs.mesh.size(axis));
-        Self { tensor, fsdp, zero: knobs.zero, remat: knobs.remat == Some(true), parts: 1 }
+        let (fsdp, remat) = (knobs.mesh.size(Axis::Fsdp), knobs.remat == Some(true));
+        Self { pieces: knobs.pieces, fsdp, zero: knobs.zero, remat, parts: 1 }
+    }
+
+    /// Replicas along `tensor`.
+    fn tensor(self) -> usize {
+        self.pieces.num_replicas
     }
 
     /// Temporaries that do not depend on the batch: whole parameters in the compute dtype, and
     /// gradients.
-    fn fixed_bytes(self, knobs: &Knobs) -> f64 {
-        let pieces = knobs.pieces_on(self.tensor);
-        let (gathered, gradients) = (pieces.gathered_bytes as f64, pieces.parameters_bytes as f64);
+    fn fixed_bytes(self) -> f64 {
+        let TensorPieces { gathered_bytes, parameters_bytes, .. } = self.pieces;
+        let (gathered, gradients) = (gathered_bytes as f64, parameters_bytes as f64);
         let shard = gradients / self.fsdp as f64;
         match (self.fsdp, self.zero) {
             // Whole parameters are used as they are, unless they are converted.
@@ -156,14 +159,14 @@ impl Choice {
     /// `tensor` each has half of the activations of twice as many examples.
     fn peak_bytes(self, memory: &Memory, knobs: &Knobs) -> f64 {
         let now = Self::now(knobs);
-        let activations = (memory.temporaries_bytes as f64 - now.fixed_bytes(knobs)).max(0.0);
+        let activations = (memory.temporaries_bytes as f64 - now.fixed_bytes()).max(0.0);
         let share = match (now.remat, self.remat) {
             (false, true) => REMAT_SHARE,
             (true, false) => 1.0 / REMAT_SHARE,
             _ => 1.0,
         };
-        let state = knobs.pieces_on(self.tensor).state_bytes as f64 / self.fsdp as f64;
-        state + self.fixed_bytes(knobs) + activations * share / self.parts as f64
+        let state = self.pieces.state_bytes as f64 / self.fsdp as f64;
+        state + self.fixed_bytes() + activations * share / self.parts as f64
     }
 
     /// The keys that differ from `now`.
@@ -172,10 +175,10 @@ impl Choice {
         if self.parts != now.parts {
             sets.push(format!("train.num_microbatches={}", knobs.num_microbatches * self.parts));
         }
-        if self.tensor != now.tensor {
-            sets.push(format!("mesh.tensor={}", self.tensor));
+        if self.tensor() != now.tensor() {
+            sets.push(format!("mesh.tensor={}", self.tensor()));
             // The global batch stays.
-            let batch = knobs.batch_per_replica.map(|batch| batch * self.tensor / now.tensor);
+            let batch = knobs.batch_per_replica.map(|batch| batch * self.tensor() / now.tensor());
             sets.extend(batch.map(|batch| format!("train.batch_per_replica={batch}")));
         }
         if self.fsdp != now.fsdp {
@@ -203,7 +206,7 @@ impl Choice {
             (_, stage) => stage as f64 * (1.0 + 0.25 * ((self.parts as f64).log2())),
         };
         // Few of the collectives in layers overlap with matmuls.
-        let layers = 2.5 * (self.tensor as f64 / now.tensor as f64).log2().max(0.0);
+        let layers = 2.5 * (self.tensor() as f64 / now.tensor() as f64).log2().max(0.0);
         parts + remat + gathers + layers + 0.1 * (self.fsdp as f64 / now.fsdp as f64).log2()
     }
 }
@@ -215,7 +218,7 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> MemoryAdvice {
     let now = Choice::now(knobs);
     let mut suggestions: Vec<Suggestion> = larger_fraction(memory).into_iter().collect();
     let remats = if knobs.remat == Some(false) { &[false, true][..] } else { &[now.remat] };
-    let mut found: Vec<(Vec<String>, f64, f64)> = choices(now, remats, knobs)
+    let mut found: Vec<(Vec<String>, f64, f64)> = choices(Some(now), remats, knobs)
         .into_iter()
         .filter(|choice| *choice != now)
         .map(|choice| {
@@ -227,7 +230,7 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> MemoryAdvice {
     found.retain(|(_, _, peak)| *peak <= memory.limit_bytes as f64);
     if found.is_empty() && suggestions.is_empty() {
         let suggestion = |(sets, _, peak)| Suggestion { sets, peak_bytes: peak as u64, fits: None };
-        let whole = knobs.pieces.iter().map(|pieces| pieces.state_bytes).max();
+        let whole = knobs.all_pieces().map(|pieces| pieces.state_bytes).max();
         let state = gib(whole.unwrap_or(0));
         let otherwise = format!("take more devices or a smaller model: the whole state is {state}");
         let suggestions = least.map(suggestion).into_iter().collect();
@@ -271,7 +274,7 @@ pub fn candidates(memory: &Memory, knobs: &Knobs) -> (Vec<Suggestion>, usize) {
     let mut found: Vec<(Choice, Suggestion)> = vec![];
     let mut num_too_large = 0;
     let remats = if knobs.remat.is_some() { &[false, true][..] } else { &[now.remat] };
-    for choice in choices(Choice { tensor: 1, fsdp: 1, zero: 1, ..now }, remats, knobs) {
+    for choice in choices(None, remats, knobs) {
         // Microbatches that fit make more of them useless.
         let is_same =
             |other: &Choice| Choice { parts: 1, ..*other } == Choice { parts: 1, ..choice };
@@ -290,25 +293,27 @@ pub fn candidates(memory: &Memory, knobs: &Knobs) -> (Vec<Suggestion>, usize) {
     (found.into_iter().map(|(_, suggestion)| suggestion).collect(), num_too_large)
 }
 
-/// Every combination of the settings that the mesh and the batch allow, in which the state is cut
-/// into at least as many pieces as in `least`, and from its stage on.
-fn choices(least: Choice, remats: &[bool], knobs: &Knobs) -> Vec<Choice> {
+/// Every combination of the settings that the mesh and the batch allow; with `least` only those
+/// that cut the state into at least as many pieces, from its stage on.
+fn choices(least: Option<Choice>, remats: &[bool], knobs: &Knobs) -> Vec<Choice> {
     let divisors = |number: usize| (1..=number).filter(move |n| number.is_multiple_of(*n));
-    let num_replicas = knobs.mesh.num_replicas();
-    // The examples of a microbatch on all replicas that compute a layer together.
-    let of_one = |tensor: usize| knobs.microbatch * tensor / knobs.mesh.size(Axis::Tensor);
+    let (least_tensor, least_fsdp, least_zero) =
+        least.map_or((1, 1, 1), |least| (least.tensor(), least.fsdp, least.zero));
     let mut found = vec![];
-    for tensor in knobs.pieces.iter().map(|pieces| pieces.num_replicas) {
-        if tensor < least.tensor || !num_replicas.is_multiple_of(tensor) || of_one(tensor) == 0 {
+    for pieces in knobs.all_pieces() {
+        let (tensor, now) = (pieces.num_replicas, knobs.pieces.num_replicas);
+        // The examples of a microbatch on all replicas that compute a layer together.
+        let num_examples = knobs.microbatch * tensor;
+        if tensor < least_tensor || !num_examples.is_multiple_of(now) {
             continue;
         }
-        let is_enough = |fsdp: &usize| fsdp * tensor >= least.fsdp * least.tensor;
-        for fsdp in divisors(num_replicas / tensor).filter(is_enough) {
-            let stages = if fsdp == 1 { least.zero..=least.zero } else { least.zero..=3 };
+        let is_enough = |fsdp: &usize| fsdp * tensor >= least_fsdp * least_tensor;
+        for fsdp in divisors(knobs.mesh.num_replicas() / tensor).filter(is_enough) {
+            let stages = if fsdp == 1 { least_zero..=least_zero } else { least_zero..=3 };
             for zero in stages {
                 for remat in remats {
-                    let with = |parts| Choice { tensor, fsdp, zero, remat: *remat, parts };
-                    found.extend(divisors(of_one(tensor)).map(with));
+                    let with = |parts| Choice { pieces, fsdp, zero, remat: *remat, parts };
+                    found.extend(divisors(num_examples / now).map(with));
                 }
             }
         }
@@ -348,7 +353,8 @@ mod tests {
             mesh: Mesh::data(num_replicas),
             zero: 1,
             is_zero_set: false,
-            pieces: vec![pieces(1, state_bytes)],
+            pieces: pieces(1, state_bytes),
+            other_pieces: vec![],
         }
     }
 
@@ -414,7 +420,8 @@ mod tests {
     #[test]
     fn layers_are_cut_where_that_helps() {
         let mut of_gpt = knobs(48 * GIB, 8);
-        of_gpt.pieces.extend([2, 4, 8].map(|n| pieces(n, 48 * GIB / n as u64)));
+        let on = |n: usize| pieces(n, 48 * GIB / n as u64);
+        of_gpt.other_pieces = [2, 4, 8].map(on).to_vec();
         (of_gpt.batch_per_replica, of_gpt.remat) = (Some(24), None);
         let found = lines(&memory(48 * GIB, 17 * GIB), &of_gpt);
         let expected =
@@ -422,6 +429,7 @@ mod tests {
         assert!(found.iter().any(|line| line.starts_with(expected)), "{found:?}");
         // What is cut already is not made whole to fit.
         of_gpt.mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 4)]);
+        (of_gpt.pieces, of_gpt.other_pieces) = (on(4), [1, 2, 8].map(on).to_vec());
         let found = lines(&memory(12 * GIB, 5 * GIB), &of_gpt);
         assert!(!found.is_empty() && !found.join(" ").contains("mesh.tensor=1"), "{found:?}");
         // A search goes over all meshes.

@@ -282,7 +282,10 @@ impl fmt::Display for CompileReport {
             }
             if let Some(fraction) = self.overlapped_layer_fraction {
                 let percent = 100.0 * fraction;
-                writeln!(f, "                 {percent:.0} % of the bytes of layers over tensor")?;
+                writeln!(
+                    f,
+                    "                 {percent:.0} % of the bytes that layers exchange over tensor"
+                )?;
             }
             if self.has_unknown_loops {
                 writeln!(

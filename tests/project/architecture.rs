@@ -29,8 +29,8 @@ const UNSAFE: [&str; 2] = ["src/pjrt/", "kernels/src/gemm.rs"];
 /// Modules that work with any model: they may use types of `models`, but none of its architectures.
 const BLIND_TO_MODELS: [&str; 3] = ["step", "train", "config"];
 
-/// Modules that divide batches or average over examples: by the shards of a batch, or a mesh with
-/// other axes is silently wrong.
+/// Modules that divide batches or average over examples. They count the shards of a batch: replicas
+/// along other axes than `data` and `fsdp` have the same examples.
 const BLIND_TO_REPLICAS: [&str; 6] = ["config", "data", "optim", "parallel", "recipe", "step"];
 /// Files of these modules that count replicas all the same, and why.
 const COUNTING_REPLICAS: [(&str, &str); 2] = [

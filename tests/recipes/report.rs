@@ -101,7 +101,7 @@ fn the_text_has_what_the_json_has() {
         "--set 'schedule.peak=3.2'",
         "then: peak rate 0.1 -> 3.2",
         "0 errors, 1 warning",
-        "from 256 to 512 replicas along data and fsdp:",
+        "from 256 to 512 shards of the batch:",
         "batch per replica    32 -> 16",
     ] {
         assert!(text.contains(fragment), "{fragment:?} is not in {text}");

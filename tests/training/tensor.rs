@@ -284,6 +284,22 @@ fn a_block_sends_what_the_formulas_say() {
     }
 }
 
+/// XLA's compiler for GPUs aborts on an all_reduce of several operands in a loop, and microbatches
+/// are one.
+#[test]
+fn all_reduces_of_layers_have_one_operand() {
+    for sequence in [false, true] {
+        let plan = plan(&[(Axis::Tensor, 2)], GatherAt::Step, sequence);
+        let graph = with_step(&gpt(false), &fields(false), plan, step::trace_grad);
+        let text = hlo::lower(&graph.unwrap().unwrap(), "gradients").text;
+        let operands =
+            |line: &str| Some(line.split_once("all_reduce\"(")?.1.split_once(')')?.0.into());
+        let found: Vec<String> = text.lines().filter_map(operands).collect();
+        assert!(found.len() > 1, "{found:?}");
+        assert!(found.iter().all(|operands| !operands.contains(',')), "{found:?}");
+    }
+}
+
 /// Only norms and residuals are computed on more than one replica, and with sequence parallelism
 /// not even these.
 #[test]

@@ -156,7 +156,7 @@ fn text(report: &Report) -> Vec<String> {
         &report.when_replicas_double;
     let before = report.num_batch_shards;
     lines.push(String::new());
-    lines.push(format!("from {before} to {num_batch_shards} replicas along data and fsdp:"));
+    lines.push(format!("from {before} to {num_batch_shards} shards of the batch:"));
     if let Some(problem) = problem {
         lines.extend(wrapped("    ", &format!("cannot run: {problem}")));
     }
