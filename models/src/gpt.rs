@@ -126,14 +126,16 @@ pub struct GptConfig {
     /// Recompute each block in the backward pass instead of keeping its activations.
     #[schemars(extend("resume" = "same"))]
     pub remat: bool,
-    /// Most rows (examples of a microbatch times positions) with logits in memory at once. The loss
-    /// of a large vocabulary is computed in chunks of them, each with its gradients.
+    /// Most rows (examples of a microbatch times positions) with logits in memory at once. With
+    /// more rows the loss is computed in chunks of equally many, each with its gradients, which
+    /// saves memory where vocabulary and microbatch are large. Small chunks take longer: each
+    /// reads and writes the embedding's whole gradient.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(
         range(min = 1, max = MAX_SIZE),
         extend(
             "unit" = "rows",
-            "absent" = "all, or as many as take 512 MiB where the logits of all would take more than 2 GiB",
+            "absent" = "all; 4096 if the logits of all take more than 4 GiB",
             "resume" = "same",
         ),
     )]

@@ -8,18 +8,19 @@ use crate::Scope;
 use crate::layers::Embedding;
 
 /// Logits of more bytes than this are computed in chunks, unless the number of rows is given.
-const MAX_WHOLE_BYTES: usize = 2 << 30;
-/// Bytes of the logits of such a chunk.
-const CHUNK_BYTES: usize = 512 << 20;
+const MAX_WHOLE_BYTES: usize = 4 << 30;
+/// Rows of such a chunk. Few do not pay: each chunk reads and writes the whole gradient of the
+/// table in f32, which takes an H100 about as long as the products of 400 rows.
+const CHUNK_ROWS: usize = 4096;
 
 /// [`vocabulary_cross_entropy`] of `logits = x E^T` with the table of an embedding.
 ///
 /// - `x_nd`: float `[n, d]`, at the start of a region (see [`Scope::enter`])
 /// - `labels_n`: integer `[n]`
 /// - `weight_n`: float `[n]`, which gets no gradient
-/// - `chunk_rows`: the most rows with logits in memory at once; by default as many as make 512 MiB
-///   if the logits of all take more than 2 GiB. Chunks have equally many rows, so this is rounded
-///   down to a divisor of n.
+/// - `chunk_rows`: the most rows with logits in memory at once; by default all, or 4096 if the
+///   logits of all take more than 4 GiB in the dtype of `x_nd`. Chunks have equally many rows, so
+///   the last may be filled up with rows of weight 0.
 ///
 /// In training each chunk's gradients are computed with its value: the logits are neither kept nor
 /// computed again, and the backward pass multiplies by the loss's cotangent. What is kept are the
@@ -36,15 +37,12 @@ pub fn tied_cross_entropy<'g>(
 ) -> Loss<'g> {
     let ([n, _], table_vd) = (x_nd.dims(), table.tied());
     let accumulation = x_nd.dtype().accumulation();
-    let row_bytes = table_vd.dim(0) * accumulation.size_bytes();
-    let by_default = match n * row_bytes {
+    let by_default = match n * table_vd.dim(0) * x_nd.dtype().size_bytes() {
         ..=MAX_WHOLE_BYTES => n,
-        _ => CHUNK_BYTES / row_bytes.max(1),
+        _ => CHUNK_ROWS,
     };
-    let most = chunk_rows.unwrap_or(by_default).max(1);
-    let num_chunks = (1..=n).find(|count| n.is_multiple_of(*count) && n / count <= most);
-    let num_chunks = num_chunks.unwrap_or(1);
-    if num_chunks == 1 {
+    let num_chunks = n.div_ceil(chunk_rows.unwrap_or(by_default).max(1));
+    if num_chunks <= 1 {
         return vocabulary_cross_entropy(scope, table.logits(x_nd), labels_n, weight_n, vocabulary);
     }
     let weight_n = weight_n.convert(accumulation).stop_gradient();
@@ -82,10 +80,17 @@ impl Chunks {
     #[track_caller]
     fn sums<'b>(self, x: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
         let (x_nd, table_vd) = (x[0], x[3]);
-        let rows = x_nd.dim(0) / self.num_chunks;
+        let rows = x_nd.dim(0).div_ceil(self.num_chunks);
+        let num_missing = rows * self.num_chunks - x_nd.dim(0);
         let t = x_nd.tracer();
-        let xs = [x_nd, x[1], x[2]]
-            .map(|x| x.reshape(&[&[self.num_chunks, rows], &x.shape()[1..]].concat()));
+        // Rows that are missing in the last chunk have weight 0.
+        let xs = [x_nd, x[1], x[2]].map(|x| {
+            let (low, interior) = (vec![0; x.rank()], vec![0; x.rank()]);
+            let mut high = low.clone();
+            high[0] = num_missing as i64;
+            let filled = if num_missing == 0 { x } else { x.pad(0.0, &low, &high, &interior) };
+            filled.reshape(&[&[self.num_chunks, rows], &x.shape()[1..]].concat())
+        });
         let wide = table_vd.dtype().accumulation();
         let mut init = vec![t.scalar(x[2].dtype(), 0.0); 1 + rank_metrics(self.vocabulary).len()];
         if self.gradients {
@@ -109,7 +114,10 @@ impl Chunks {
         if let Some(table) = sums.last_mut().filter(|_| self.gradients) {
             *table = table.convert(table_vd.dtype());
         }
-        sums.extend(gradients.iter().map(|gradient| gradient.reshape(&x_nd.shape())));
+        sums.extend(gradients.iter().map(|gradient_krd| {
+            let filled = gradient_krd.reshape(&[rows * self.num_chunks, x_nd.dim(1)]);
+            filled.slice_dim(0, 0, x_nd.dim(0))
+        }));
         sums
     }
 
