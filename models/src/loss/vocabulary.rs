@@ -1,5 +1,5 @@
-//! The cross-entropy of tokens: of logits that replicas along `tensor` have pieces of, and in chunks
-//! of rows, so that logits of a large vocabulary are never whole.
+//! The cross-entropy of tokens: of logits that replicas along `tensor` have pieces of, and in
+//! chunks of rows, so that logits of a large vocabulary are never whole.
 
 use hlo::{Axis, DType, Reduction, Tensor, grad};
 
@@ -75,8 +75,8 @@ struct Chunks {
 }
 
 impl Chunks {
-    /// Of rows, labels, weights, table and first entry, if replicas have different ones: the sums of
-    /// the loss and of its metrics, then the gradients of the table and of the rows.
+    /// Of rows, labels, weights, table and first entry, if replicas have different ones: the sums
+    /// of the loss and of its metrics, then the gradients of the table and of the rows.
     #[track_caller]
     fn sums<'b>(self, x: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
         let (x_nd, table_vd) = (x[0], x[3]);
