@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::layers::{
     Attention, Embedding, attention, dropout, embedding, feed_forward, layer_norm,
 };
-use crate::loss::vocabulary_cross_entropy;
+use crate::loss::tied_cross_entropy;
 use crate::model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE, check_transformer};
 use crate::{
     Batch, Counterpart, Embedded, Initializer, Loss, Misfit, Model, Objective, Pipelined, Scope,
@@ -126,6 +126,20 @@ pub struct GptConfig {
     /// Recompute each block in the backward pass instead of keeping its activations.
     #[schemars(extend("resume" = "same"))]
     pub remat: bool,
+    /// Most rows (examples of a microbatch times positions) with logits in memory at once. With
+    /// more rows the loss is computed in chunks of equally many, each with its gradients, which
+    /// saves memory where vocabulary and microbatch are large. Small chunks take longer: each
+    /// reads and writes the embedding's whole gradient.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = MAX_SIZE),
+        extend(
+            "unit" = "rows",
+            "absent" = "all; 4096 if the logits of all take more than 4 GiB",
+            "resume" = "same",
+        ),
+    )]
+    pub loss_chunk_rows: Option<usize>,
 }
 
 impl GptConfig {
@@ -146,6 +160,7 @@ impl GptConfig {
             dropout: self.dropout,
             scan_layers: self.scan_layers,
             remat: self.remat,
+            loss_chunk_rows: self.loss_chunk_rows,
         }
     }
 }
@@ -228,6 +243,9 @@ pub struct Gpt {
     pub scan_layers: bool,
     /// `true` if the backward pass recomputes them.
     pub remat: bool,
+    /// Most rows with logits in memory at once; see
+    /// [`tied_cross_entropy`](crate::loss::tied_cross_entropy).
+    pub loss_chunk_rows: Option<usize>,
 }
 
 impl Gpt {
@@ -237,13 +255,16 @@ impl Gpt {
     pub fn logits<'g>(&self, scope: &Scope<'g>, ids_bt: Tensor<'g>) -> Tensor<'g> {
         let weight = ids_bt.tracer().full(DType::F32, &[ids_bt.dim(0)], 1.0);
         let fields = [("x".to_owned(), ids_bt)].into_iter().collect();
-        self.head_logits(scope, &self.through_blocks(scope, &Batch { fields, weight }))
+        let (x_nd, table) =
+            Self::head_inputs(scope, &self.through_blocks(scope, &Batch { fields, weight }));
+        table.logits(x_nd)
     }
 
+    /// What the logits are the products of.
     #[track_caller]
-    fn head_logits<'g>(&self, scope: &Scope<'g>, last: &Embedded<'g>) -> Tensor<'g> {
+    fn head_inputs<'g>(scope: &Scope<'g>, last: &Embedded<'g>) -> (Tensor<'g>, Embedding<'g>) {
         let normal_nd = layer_norm(&scope.at("norm"), last.x);
-        Embedding::of_tied(scope, last.tied[0]).logits(scope.enter(normal_nd))
+        (scope.enter(normal_nd), Embedding::of_tied(scope, last.tied[0]))
     }
 }
 
@@ -310,11 +331,12 @@ impl Pipelined for Gpt {
 
     #[track_caller]
     fn head<'g>(&self, scope: &Scope<'g>, last: &Embedded<'g>, batch: &Batch<'g>) -> Loss<'g> {
-        let logits_nv = self.head_logits(scope, last);
+        let (x_nd, table) = Self::head_inputs(scope, last);
         let y_bt = batch.field("y");
         let weight_n = batch.weight_of_positions(y_bt);
         let y_n = y_bt.reshape(&[y_bt.num_elements()]);
-        vocabulary_cross_entropy(scope, logits_nv, y_n, weight_n, self.vocabulary)
+        let (vocabulary, chunk_rows) = (self.vocabulary, self.loss_chunk_rows);
+        tied_cross_entropy(scope, x_nd, &table, y_n, weight_n, vocabulary, chunk_rows)
     }
 }
 

@@ -894,6 +894,10 @@ fn counts_have_limits_far_beyond_any_run() {
     let cases: &[(&[&str], &str)] = &[
         (&[&format!("model.hidden={:?}", [1; 1025])], "found 1025 of them; allowed: at most 1024"),
         (&["model.name=gpt", "model.num_layers=1025"], "from 1 to 1024"),
+        (
+            &["model.name=gpt", "model.loss_chunk_rows=0"],
+            "model.loss_chunk_rows: found 0; allowed: a whole number from 1 to 1048576",
+        ),
         (&["train.steps=100000001"], "from 1 to 100000000"),
         (&["train.num_microbatches=65537"], "from 1 to 65536"),
         (&["train.steps_per_launch=65537"], "from 1 to 65536"),

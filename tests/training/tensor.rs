@@ -90,6 +90,7 @@ fn gpt(scan_layers: bool) -> Gpt {
         dropout: 0.0,
         scan_layers,
         remat: false,
+        loss_chunk_rows: None,
     }
 }
 
@@ -232,6 +233,18 @@ fn a_decoder_with_grouped_heads_and_norms_agrees_with_one_replica() {
     }
 }
 
+/// The vocabulary of 30 is cut over 2 replicas and whole on each of 4; of 64 or 32 rows the last
+/// chunk lacks some.
+#[test]
+fn a_loss_in_chunks_of_rows_agrees_with_one_replica() {
+    let model = Gpt { vocabulary: VOCABULARY, loss_chunk_rows: Some(24), ..gpt(true) };
+    let (whole, fields) = (Gpt { loss_chunk_rows: None, ..model.clone() }, fields(false));
+    let [(loss, _), (expected, _)] =
+        [&model, &whole].map(|model| gradients(model, &fields, plan(&[], GatherAt::Step, false)));
+    assert!((loss - expected).abs() < 1e-12 * expected, "{loss} {expected}");
+    check("chunks", &model, false);
+}
+
 #[test]
 fn encoders_agree_with_one_replica() {
     let (bert, distil) = (EncoderFamily::Bert, EncoderFamily::DistilBert);
@@ -287,9 +300,11 @@ fn a_block_sends_what_the_formulas_say() {
 /// are one.
 #[test]
 fn all_reduces_of_layers_have_one_operand() {
-    for sequence in [false, true] {
+    let chunks = Gpt { loss_chunk_rows: Some(24), ..gpt(false) };
+    let whole = gpt(false);
+    for (model, sequence) in [(&whole, false), (&whole, true), (&chunks, false), (&chunks, true)] {
         let plan = plan(&[(Axis::Tensor, 2)], GatherAt::Step, sequence);
-        let graph = with_step(&gpt(false), &fields(false), plan, step::trace_grad);
+        let graph = with_step(model, &fields(false), plan, step::trace_grad);
         let text = hlo::lower(&graph.unwrap().unwrap(), "gradients").text;
         let operands =
             |line: &str| Some(line.split_once("all_reduce\"(")?.1.split_once(')')?.0.into());

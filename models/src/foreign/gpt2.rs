@@ -98,6 +98,7 @@ impl Gpt2Config {
             dropout,
             scan_layers: _,
             remat: _,
+            loss_chunk_rows: _,
         } = *model;
         let (size, end_of_text) = TOKENIZER;
         let end_of_text = (vocabulary == size).then_some(end_of_text);

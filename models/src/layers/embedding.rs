@@ -80,7 +80,12 @@ impl<'g> Embedding<'g> {
     #[must_use]
     #[track_caller]
     pub fn logits(&self, x_bd: Tensor<'g>) -> Tensor<'g> {
-        let dtype = self.scope.precision().compute;
-        x_bd.dot_general(self.table_vd.convert(dtype), DotDims::contract(&[1], &[1]))
+        Self::logits_of(self.table_vd, x_bd)
+    }
+
+    /// [`Self::logits`] with the table that [`Self::tied`] returned.
+    #[track_caller]
+    pub(crate) fn logits_of(table_vd: Tensor<'g>, x_bd: Tensor<'g>) -> Tensor<'g> {
+        x_bd.dot_general(table_vd.convert(x_bd.dtype()), DotDims::contract(&[1], &[1]))
     }
 }

@@ -5,9 +5,11 @@
 //! anywhere, so that uneven weights (padding, masked tokens) count the same however the batch is
 //! divided.
 
-use hlo::{Axis, DType, Reduction, Tensor, Tree};
+mod vocabulary;
 
-use crate::Scope;
+use hlo::{DType, Tensor, Tree};
+
+pub use vocabulary::{tied_cross_entropy, vocabulary_cross_entropy};
 
 /// The examples a replica computes on.
 #[derive(Clone, Debug)]
@@ -156,80 +158,6 @@ pub fn smoothed_cross_entropy<'g>(
     Loss { sum, weight: weight_b.sum(), metrics, tally: None, reports_f1: false }
 }
 
-/// [`cross_entropy`] of the logits of a vocabulary, `[b, v]`, of which each replica along `tensor`
-/// has those of its own entries; see [`layers::Embedding::logits`](crate::layers::Embedding).
-///
-/// No replica holds a whole row: two collectives, each of two numbers a row, complete the greatest
-/// logit and the label's, then the sum of the exponentials and the number of logits that are as
-/// high as the label's. Shoeybi et al., "Megatron-LM" (2019), section 3.
-#[track_caller]
-pub fn vocabulary_cross_entropy<'g>(
-    scope: &Scope<'g>,
-    logits_bv: Tensor<'g>,
-    labels_b: Tensor<'g>,
-    weight_b: Tensor<'g>,
-    vocabulary: usize,
-) -> Loss<'g> {
-    if scope.num_tensor_replicas() == 1 {
-        return cross_entropy(logits_bv, labels_b, weight_b);
-    }
-    let logits_bv = logits_bv.convert(logits_bv.dtype().accumulation());
-    let weight_b = weight_b.convert(logits_bv.dtype());
-    let first = scope.tensor_index().convert(DType::I32) * logits_bv.dim(1) as f64;
-    let operands = [logits_bv, labels_b.vary(logits_bv.varying()), first.vary(logits_bv.varying())];
-    let results = scope.tracer().custom_vjp(
-        &operands,
-        |x| {
-            let (logits_bv, [is_label_bv, exists_bv]) = (x[0], entries(x, vocabulary));
-            let least_bv =
-                logits_bv.full_like(logits_bv.dtype().least_finite().unwrap_or(f64::MIN));
-            let highest_b = exists_bv.select(logits_bv, least_bv).reduce_max(&[1]);
-            let label_b = is_label_bv.select(logits_bv, least_bv).reduce_max(&[1]);
-            let both = reduced_together([highest_b, label_b], Reduction::Max);
-            let [highest_b, label_b] = both.map(|x_b| x_b.vary(Axis::Tensor));
-            let zero_bv = logits_bv.full_like(0.0);
-            let powers_bv = (logits_bv - highest_b.broadcast_like(logits_bv, &[0])).exponential();
-            let sum_b = exists_bv.select(powers_bv, zero_bv).reduce_sum(&[1]);
-            let as_high_bv = logits_bv.greater_equal(label_b.broadcast_like(logits_bv, &[0]));
-            let as_high_b = as_high_bv.and(exists_bv).convert(logits_bv.dtype()).reduce_sum(&[1]);
-            let sums = reduced_together([sum_b, as_high_b], Reduction::Sum);
-            let log_sum_b = sums[0].log() + both[0];
-            vec![log_sum_b - both[1], sums[1], log_sum_b]
-        },
-        |x, y, ct| {
-            let (logits_bv, [is_label_bv, exists_bv]) = (x[0], entries(x, vocabulary));
-            let zero_bv = logits_bv.full_like(0.0);
-            let log_sum_bv = y[2].vary(Axis::Tensor).broadcast_like(logits_bv, &[0]);
-            let p_bv = exists_bv.select((logits_bv - log_sum_bv).exponential(), zero_bv);
-            let ct_bv = ct[0].vary(Axis::Tensor).broadcast_like(logits_bv, &[0]);
-            vec![(p_bv - is_label_bv.convert(logits_bv.dtype())) * ct_bv]
-        },
-    );
-    let [loss_b, num_as_high_b] = [results[0], results[1].stop_gradient()];
-    let metrics = ranks(num_as_high_b, weight_b, vocabulary);
-    let sum = (loss_b * weight_b).sum();
-    Loss { sum, weight: weight_b.sum(), metrics, tally: None, reports_f1: false }
-}
-
-/// The reductions over `tensor` of two vectors of the same size, by one collective. Not a variadic
-/// one: XLA's compiler for GPUs aborts on one in a loop.
-#[track_caller]
-fn reduced_together<'b>(x_b: [Tensor<'b>; 2], reduction: Reduction) -> [Tensor<'b>; 2] {
-    let b = x_b[0].dim(0);
-    let both = x_b[0].concatenate(&x_b[1..], 0).all_reduce(reduction, Axis::Tensor);
-    [both.slice_dim(0, 0, b), both.slice_dim(0, b, 2 * b)]
-}
-
-/// Of logits, labels and the first entry of this replica: which of the logits are the label's, and
-/// which stand for an entry of the vocabulary at all.
-#[track_caller]
-fn entries<'b>(x: &[Tensor<'b>], vocabulary: usize) -> [Tensor<'b>; 2] {
-    let [logits_bv, labels_b, first] = [x[0], x[1], x[2]];
-    let place_bv = logits_bv.tracer().iota(DType::I32, &logits_bv.shape(), 1);
-    let entry_bv = place_bv + first.broadcast_like(place_bv, &[]);
-    [entry_bv.equal(labels_b.broadcast_like(entry_bv, &[0])), entry_bv.less(vocabulary as f64)]
-}
-
 /// The metrics of how many logits are as high as the label's.
 #[track_caller]
 fn ranks<'g>(
@@ -237,15 +165,18 @@ fn ranks<'g>(
     weight_b: Tensor<'g>,
     num_classes: usize,
 ) -> Vec<(&'static str, Tensor<'g>)> {
-    let correct = |correct_b: Tensor<'g>| {
-        (correct_b.convert(weight_b.dtype()) * weight_b).sum().stop_gradient()
+    let among = |most: f64| {
+        let is_among_b = num_as_high_b.greater_equal(1.0).and(num_as_high_b.less_equal(most));
+        (is_among_b.convert(weight_b.dtype()) * weight_b).sum().stop_gradient()
     };
-    let mut metrics = vec![("accuracy", correct(num_as_high_b.equal(1.0)))];
-    if num_classes > 5 {
-        let among_five_b = num_as_high_b.greater_equal(1.0).and(num_as_high_b.less_equal(5.0));
-        metrics.push(("top5_accuracy", correct(among_five_b)));
-    }
-    metrics
+    rank_metrics(num_classes).iter().map(|(name, most)| (*name, among(*most))).collect()
+}
+
+/// The metrics of [`ranks`]: names, and the most logits that are as high as the label's.
+fn rank_metrics(num_classes: usize) -> &'static [(&'static str, f64)] {
+    const METRICS: [(&str, f64); 2] = [("accuracy", 1.0), ("top5_accuracy", 5.0)];
+    // Among five classes every label is one of the first five.
+    if num_classes > 5 { &METRICS } else { &METRICS[..1] }
 }
 
 /// How often examples of each class (row) are predicted as each class (column): weighted sums,
