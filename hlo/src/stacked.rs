@@ -203,17 +203,18 @@ mod tests {
     #[test]
     fn rows_of_a_pipeline_are_its_blocks_in_order() {
         let leaf = LeafSpec::replicated(DType::F32, &[4]).stacked_over_stages([2, 3, 2]);
-        assert_eq!(leaf.local_type(&Mesh::SINGLE.with(Axis::Pipeline, 3)).unwrap().dims, [2, 1, 2, 4]);
+        assert_eq!(
+            leaf.local_type(&Mesh::SINGLE.with(Axis::Pipeline, 3)).unwrap().dims,
+            [2, 1, 2, 4]
+        );
         let leaves = Tree::from_iter([("blocks.*.w".to_owned(), leaf.clone())]);
         let paths: Vec<_> = (0..12).map(|block| format!("blocks.{block}.w")).collect();
         assert!(rows(&leaves).paths().eq(&paths));
         assert_eq!(row_paths("blocks.*.w", &leaf), paths);
         assert_eq!(rows(&leaves)["blocks.7.w"].index, 7);
         let values: Vec<_> = (0..48).map(|i| i as f32).collect();
-        let whole = Tree::from_iter([(
-            "blocks.*.w".to_owned(),
-            Literal::from_slice(&leaf.dims, &values),
-        )]);
+        let whole =
+            Tree::from_iter([("blocks.*.w".to_owned(), Literal::from_slice(&leaf.dims, &values))]);
         let split = split_rows(&leaves, whole.clone());
         assert_eq!(split["blocks.7.w"].as_slice::<f32>(), [28.0, 29.0, 30.0, 31.0]);
         let joined = join_rows("blocks.*.w", &leaf, &split).unwrap().unwrap();

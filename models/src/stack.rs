@@ -121,7 +121,13 @@ impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F
     /// Traces one block to discover its parameters and state. An error in it is ignored here;
     /// running the block reports it.
     #[track_caller]
-    pub(crate) fn new(scope: &Scope<'_>, x: Tensor<'_>, given: &[Tensor<'_>], scan: bool, block: F) -> Self {
+    pub(crate) fn new(
+        scope: &Scope<'_>,
+        x: Tensor<'_>,
+        given: &[Tensor<'_>],
+        scan: bool,
+        block: F,
+    ) -> Self {
         let (num_given, options) = (given.len(), scope.options());
         let given_types: Vec<_> = given.iter().map(|given| given.ty()).collect();
         let precision = scope.precision();

@@ -252,7 +252,9 @@ impl fmt::Display for PipelineSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = |letter: char, pass: Option<Pass>| match pass {
             None => ".".to_owned(),
-            Some(Pass { microbatch, .. }) if self.num_chunks == 1 => format!("{letter}{microbatch}"),
+            Some(Pass { microbatch, .. }) if self.num_chunks == 1 => {
+                format!("{letter}{microbatch}")
+            }
             Some(Pass { microbatch, chunk }) => format!("{letter}{microbatch}.{chunk}"),
         };
         let width = text('F', self.pass(self.num_chunks * self.num_microbatches - 1)).len();
@@ -308,7 +310,8 @@ mod tests {
                 let phases = schedule.phases().into_iter().filter(of);
                 phases.flat_map(|phase| phase.start..phase.start + phase.num_ticks).collect()
             };
-            let (forward, backward) = (ticks(&|phase| phase.forward), ticks(&|phase| phase.backward));
+            let (forward, backward) =
+                (ticks(&|phase| phase.forward), ticks(&|phase| phase.backward));
             // With one microbatch the head has a tick of its own.
             let more = (schedule.start).saturating_sub(schedule.num_busy_ticks());
             assert_eq!(forward.len(), num_passes + stages - 1 + more);
@@ -317,7 +320,8 @@ mod tests {
             for stage in 0..stages {
                 let found = forward.iter().filter(|tick| schedule.forward(**tick, stage).is_some());
                 assert_eq!(found.count(), num_passes);
-                let found = backward.iter().filter(|tick| schedule.backward(**tick, stage).is_some());
+                let found =
+                    backward.iter().filter(|tick| schedule.backward(**tick, stage).is_some());
                 assert_eq!(found.count(), num_passes);
             }
             let idle = (stages - 1) as f64 / (num_passes + stages - 1) as f64;
@@ -331,7 +335,8 @@ mod tests {
             let (p, v, m) = (schedule.num_stages, schedule.num_chunks, schedule.num_microbatches);
             let alive = |stage: usize| {
                 let kept = |tick: usize| {
-                    let all = (0..v).flat_map(|chunk| (0..m).map(move |m| Pass { microbatch: m, chunk }));
+                    let all =
+                        (0..v).flat_map(|chunk| (0..m).map(move |m| Pass { microbatch: m, chunk }));
                     all.filter(|pass| {
                         let at = |of: &dyn Fn(usize) -> Option<Pass>| {
                             (0..).find(|tick| of(*tick) == Some(*pass)).unwrap_or_default()

@@ -119,11 +119,7 @@ impl<'a> StepSpec<'a> {
     /// The options of the model's layers.
     pub(super) fn layer_options(&self) -> LayerOptions {
         let ParallelPlan { sequence, pipeline, .. } = self.plan;
-        LayerOptions {
-            attention: self.attention,
-            sequence,
-            pipeline_chunks: pipeline.num_chunks,
-        }
+        LayerOptions { attention: self.attention, sequence, pipeline_chunks: pipeline.num_chunks }
     }
 
     /// Examples of one step on one replica.

@@ -1,9 +1,7 @@
 //! The graph that initializes the state.
 
 use hlo::random::{GlobalSlice, Key};
-use hlo::{
-    AxisSet, DType, Graph, LeafSpec, Mesh, Tensor, TensorType, Tree, row_paths, trace,
-};
+use hlo::{AxisSet, DType, Graph, LeafSpec, Mesh, Tensor, TensorType, Tree, row_paths, trace};
 use models::{Initializer, Parameter};
 
 use super::{DeclaredStep, SEED, StateSection, StepError, finish};
@@ -59,7 +57,8 @@ fn draw<'a, 'g>(
             continue;
         }
         let (row, stages) = (leaf.row(), stacked_axes(leaf));
-        let same = |kind: &&mut (_, _, _, _)| (&kind.0, kind.1, kind.2) == (&row, initializer, stages);
+        let same =
+            |kind: &&mut (_, _, _, _)| (&kind.0, kind.1, kind.2) == (&row, initializer, stages);
         match kinds.iter_mut().find(same) {
             Some((_, _, _, names)) => names.push(name),
             None => kinds.push((row, initializer, stages, vec![name])),

@@ -3,9 +3,9 @@
 use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tree, trace};
 
 use super::accumulate::{Accumulate, Sequential, Sums};
+use super::declare::StepParam;
 use super::finite::{first_nonfinite, recompute_if};
 use super::inputs::StepInputs;
-use super::declare::StepParam;
 use super::metrics::{COMPUTED_METRICS, StepValues};
 use super::pipeline::Pipeline;
 use super::{

@@ -10,7 +10,9 @@ use super::evaluate::evaluate_with;
 use super::memory::{self, Need};
 use super::model_values::{ModelValues, piece_of_leaf};
 use super::programs::{Callable, UncompiledProgram};
-use super::run::{check_stages, check_tensor, eval_compile_settings, fields_of, plan, smaller_fields_of};
+use super::run::{
+    check_stages, check_tensor, eval_compile_settings, fields_of, plan, smaller_fields_of,
+};
 use super::{BatchSender, CompileSettings, Error, EvalResult};
 use crate::config::{Config, OnNonfinite};
 use crate::data::{EvalBatches, Source};

@@ -1,0 +1,71 @@
+//! Which pass a stage runs at a tick, and what belongs to it in a stack.
+
+use hlo::{Axis, DType, Tensor, Tracer};
+
+use crate::parallel::PipelineSchedule;
+
+/// A pass of this stage: u32 scalars, and a `pred` that is false where the stage is idle.
+#[derive(Clone, Copy)]
+pub(super) struct Turn<'g> {
+    pub(super) microbatch: Tensor<'g>,
+    pub(super) chunk: Tensor<'g>,
+    pub(super) exists: Tensor<'g>,
+}
+
+/// This replica's stage, an i32 scalar.
+#[track_caller]
+pub(super) fn stage(t: &Tracer) -> Tensor<'_> {
+    t.replica_id(Axis::Pipeline).convert(DType::I32)
+}
+
+/// The pass with this index, an i32 scalar, in the order in which a stage runs its passes; see
+/// [`PipelineSchedule`].
+#[track_caller]
+pub(super) fn turn<'b>(schedule: PipelineSchedule, index: Tensor<'b>) -> Turn<'b> {
+    let (stages, chunks) = (schedule.num_stages(), schedule.num_chunks());
+    let num_passes = (chunks * schedule.num_microbatches()) as f64;
+    let exists = index.greater_equal(0.0).and(index.less(num_passes));
+    // After the last pass a stage goes on to microbatches that do not exist, so that it does not
+    // write where it keeps the values of others.
+    let index = index.maximum(0.0).convert(DType::U32);
+    let group = index / (chunks * stages) as f64;
+    let in_group = remainder(index, chunks * stages);
+    let chunk = in_group / stages as f64;
+    let microbatch = group * stages as f64 + remainder(in_group, stages);
+    Turn { microbatch, chunk, exists }
+}
+
+#[track_caller]
+pub(super) fn remainder(x: Tensor<'_>, by: usize) -> Tensor<'_> {
+    x - x / by as f64 * by as f64
+}
+
+/// The value at an index of a stack.
+#[track_caller]
+pub(super) fn at<'b>(stack: Tensor<'b>, index: Tensor<'b>) -> Tensor<'b> {
+    match stack.dim(0) {
+        1 => stack.reshape(&stack.shape()[1..]),
+        _ => stack.index_leading(index),
+    }
+}
+
+/// A stack with another value at an index.
+#[track_caller]
+pub(super) fn written<'b>(stack: Tensor<'b>, value: Tensor<'b>, index: Tensor<'b>) -> Tensor<'b> {
+    let value = value.reshape(&[&[1], &value.shape()[..]].concat());
+    if stack.dim(0) == 1 {
+        return value;
+    }
+    let mut start = vec![index.full_like(0.0); value.rank()];
+    start[0] = index;
+    stack.dynamic_update_slice(value, &start)
+}
+
+/// x with zeros after its own along a dim.
+#[track_caller]
+pub(super) fn padded(x: Tensor<'_>, dim: usize, size: usize) -> Tensor<'_> {
+    let mut high = vec![0; x.rank()];
+    high[dim] = (size - x.dim(dim)) as i64;
+    let (low, interior) = (vec![0; high.len()], vec![0; high.len()]);
+    if high[dim] == 0 { x } else { x.pad(0.0, &low, &high, &interior) }
+}
