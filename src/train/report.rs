@@ -103,7 +103,11 @@ fn describe_padding(run: &Run) -> Option<String> {
 
 /// The sizes of the state, what is sharded, and the cost of synchronization: bytes per step,
 /// collectives and replica groups.
-pub fn describe_synchronisation(trainer: &Trainer, plan: &ParallelPlan) -> String {
+pub fn describe_synchronisation(
+    trainer: &Trainer,
+    plan: &ParallelPlan,
+    num_microbatches: usize,
+) -> String {
     let state = trainer.state();
     let bytes = |section: StateSection| -> usize {
         let is_in = |path: &str| StateSection::of(path).is_some_and(|(found, _)| found == section);
@@ -121,9 +125,10 @@ pub fn describe_synchronisation(trainer: &Trainer, plan: &ParallelPlan) -> Strin
         1 => String::new(),
         _ => format!("\nsharding: {}", describe_sharding(state.specs(), plan)),
     };
-    let cut = describe_cut(plan).map_or_else(String::new, |cut| format!("\n{cut}"));
+    let more = describe_cut(plan).into_iter().chain(describe_stages(plan, num_microbatches));
+    let more: String = more.map(|line| format!("\n{line}")).collect();
     format!(
-        "{}: {}, {}, and {} of optimizer state on each replica{sharding}{cut}\n\
+        "{}: {}, {}, and {} of optimizer state on each replica{sharding}{more}\n\
          synchronisation: {synchronisation}",
         StateSection::Params,
         counted(params.len(), "leaf"),
@@ -139,6 +144,34 @@ fn describe_cut(plan: &ParallelPlan) -> Option<String> {
     (num_replicas > 1).then(|| {
         format!("layers: cut over {num_replicas} replicas; rows of activations between them {rows}")
     })
+}
+
+/// How microbatches pass the stages of a pipeline, if there is one.
+fn describe_stages(plan: &ParallelPlan, num_microbatches: usize) -> Option<String> {
+    let schedule = plan.schedule(num_microbatches)?;
+    let chunks = match schedule.num_chunks() {
+        1 => String::new(),
+        chunks => format!(" of {chunks} chunks each"),
+    };
+    Some(format!(
+        "pipeline: {} pass {} stages{chunks}, which are idle {:.1} % of the time; values of {} are \
+         kept at once",
+        counted(num_microbatches, "microbatch"),
+        schedule.num_stages(),
+        100.0 * schedule.bubble(),
+        counted(schedule.num_slots(), "pass"),
+    ))
+}
+
+/// A warning if stage 2 of ZeRO is asked for with a pipeline.
+pub fn warn_of_zero_stage(stage: Option<usize>, plan: &ParallelPlan) -> Option<String> {
+    let taken = plan.gather_at.zero_stage();
+    let asked = stage.filter(|stage| *stage != taken)?;
+    Some(format!(
+        "parallel.zero = {asked} is taken as {taken}: with mesh.pipeline = {} passes of several \
+         microbatches overlap, so gradients are scattered once, after all of them",
+        plan.mesh.size(Axis::Pipeline)
+    ))
 }
 
 /// A warning if replicas that compute a layer together are in several processes.
