@@ -7,6 +7,24 @@ use std::process::Command;
 use super::{BINARY, FEATURES, MLP, config, lockstep};
 
 #[test]
+fn layers_that_are_cut_over_two_hosts_are_a_warning_with_their_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let mlp = "name = \"mlp\"\nhidden = [2048, 2048]";
+    let path = config(dir.path(), mlp, FEATURES, 32);
+    let warning = |tensor: &str| {
+        let args = ["plan", path.to_str().unwrap(), "--target", "gpu:h100:2x8", "--set", tensor];
+        let plan = lockstep(&args, &[]);
+        assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+        plan.stderr.lines().find(|line| line.starts_with("warning: mesh.tensor")).map(str::to_owned)
+    };
+    assert_eq!(warning("mesh.tensor=8"), None);
+    let found = warning("mesh.tensor=16").unwrap();
+    assert!(found.contains("mesh.tensor = 16 spans 2 hosts of gpu:h100:2x8"), "{found}");
+    let (ms, _) = found.split_once("predicted to take ").unwrap().1.split_once(" ms").unwrap();
+    assert!(ms.parse::<f64>().unwrap() > 0.0, "{found}");
+}
+
+#[test]
 fn a_plan_ranges_from_one_device_to_the_whole_target() {
     let dir = tempfile::tempdir().unwrap();
     let path = config(dir.path(), MLP, FEATURES, 32);

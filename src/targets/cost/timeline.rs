@@ -107,6 +107,15 @@ impl Timeline {
         self.simulate(work.seconds(chip), bucket_bytes, secs)
     }
 
+    /// Predicted seconds of what replicas along `tensor` exchange in the layers of a step, if they
+    /// are on several hosts or slices, and the number of these.
+    pub fn distant_layers(&self, layout: &DeviceLayout) -> Option<(f64, usize)> {
+        let fabric = layout.fabric(&first_group(&self.mesh, Axis::Tensor.into()));
+        let of_layers = self.transfers.iter().filter(|transfer| is_of_layer(transfer));
+        let secs = of_layers.map(|t| seconds(&fabric, t.kind, t.whole_bytes as f64)).sum();
+        (fabric.num_groups > 1).then_some((secs, fabric.num_groups))
+    }
+
     /// Predicted time for a known compute time, with all collectives on the same fabric: buckets of
     /// at least `bucket_bytes` wait for their last gradient and for the previous bucket.
     pub fn overlapped(&self, compute_secs: f64, fabric: &Fabric, bucket_bytes: f64) -> StepTime {
