@@ -232,7 +232,7 @@ impl TargetStep {
     fn warn_of_distant_layers(&self, timeline: &Timeline, target: &Target) {
         let mesh = &self.run.plan.mesh;
         let layout = DeviceLayout::of_mesh(target, mesh);
-        if let Some((secs, num_groups)) = timeline.distant_layers(&layout) {
+        if let Some((secs, num_groups)) = timeline.distant_layers(target.chip, &layout) {
             let groups = match target.chip.family {
                 Family::Tpu(_) => counted(num_groups, "slice"),
                 Family::Gpu(_) => counted(num_groups, "host"),

@@ -173,7 +173,7 @@ fn predicted_ms(trainer: &Trainer) -> Option<String> {
     let Family::Gpu(_) = chip.family else { return None };
     let target = Target { chip, arrangement: Arrangement::Hosts { num_hosts, gpus_per_host } };
     let layout = DeviceLayout::of_mesh(&target, graph.mesh());
-    let (secs, _) = Timeline::of(graph).distant_layers(&layout)?;
+    let (secs, _) = Timeline::of(graph).distant_layers(chip, &layout)?;
     Some(format!(", predicted to take {:.2} ms", 1e3 * secs))
 }
 
