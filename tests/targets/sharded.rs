@@ -104,8 +104,8 @@ fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_v6e() {
 }
 
 /// On data = 4 and fsdp = 8: gathers and scatters within a host, and shards all_reduced over hosts.
-/// With 4 or 6 blocks the scatters that end the step are more than 0.15 of all. `tensor.rs` compiles
-/// a smaller one of stage 3 for this target in the quick set.
+/// With 4 or 6 blocks the scatters that end the step are more than 0.15 of all. In the full set for
+/// its time: the quick set has a smaller GPT at stage 3 for the H100, in `tensor.rs`.
 #[test]
 #[ignore = "compiles for a minute; of the full set"]
 fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_h100() {
