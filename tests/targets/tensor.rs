@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use super::{check_plan, compile, config, text_data};
 
-const WIDTH: u64 = 2048;
-const VOCABULARY: u64 = 8192;
-const CONTEXT: u64 = 1024;
 const EXAMPLES: u64 = 2;
 
 struct Case {
     target: &'static str,
     num_layers: u64,
+    width: u64,
+    vocabulary: u64,
+    context: u64,
     tensor: u64,
     /// `mesh.fsdp`, at stage 3 if it is more than 1.
     fsdp: u64,
@@ -39,13 +39,13 @@ fn of_layers(report: &Value, kind: &str, phase: &str) -> (u64, u64, u64) {
 }
 
 fn check(case: &Case) {
-    let Case { target, num_layers, tensor, fsdp, .. } = case;
+    let Case { target, num_layers, width, vocabulary, context, tensor, fsdp, .. } = case;
     let dir = tempfile::tempdir().unwrap();
     let model = format!(
-        "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {WIDTH}\nnum_heads = 16\n\
-         context = {CONTEXT}\nvocabulary = {VOCABULARY}"
+        "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {width}\nnum_heads = 16\n\
+         context = {context}\nvocabulary = {vocabulary}"
     );
-    let path = config(dir.path(), &model, &text_data(CONTEXT as usize), EXAMPLES as usize);
+    let path = config(dir.path(), &model, &text_data(*context as usize), EXAMPLES as usize);
     let mesh = [format!("mesh.tensor={tensor}"), format!("mesh.fsdp={fsdp}")];
     let zero = if *fsdp > 1 { "parallel.zero=3" } else { "parallel.sequence=true" };
     let sets = ["--set", &mesh[0], "--set", &mesh[1], "--set", zero];
@@ -55,7 +55,7 @@ fn check(case: &Case) {
     check_plan(&[&plan[..], &sets].concat(), &report);
 
     // Activations `[b s, h]` in bf16. A gather's operand is a piece of these.
-    let activations = EXAMPLES * CONTEXT * WIDTH * 2;
+    let activations = EXAMPLES * context * width * 2;
     for (kind, phase, expected, bytes, least) in [
         ("all_gather", "forward_gather", 2 * num_layers + 1, activations / tensor, 0.0),
         (
@@ -79,10 +79,10 @@ fn check(case: &Case) {
 /// cut over `tensor`, and matrices over `fsdp` too. Norms, the biases of what is cut by rows, and
 /// positions are whole along `tensor`.
 fn check_state(case: &Case, report: &Value) {
-    let Case { num_layers, tensor, fsdp, .. } = case;
-    let matrices = num_layers * 12 * WIDTH * WIDTH + VOCABULARY * WIDTH;
-    let cut = (matrices / fsdp + num_layers * 7 * WIDTH) / tensor;
-    let whole = CONTEXT * WIDTH / fsdp + num_layers * 6 * WIDTH + 2 * WIDTH;
+    let Case { num_layers, width, vocabulary, context, tensor, fsdp, .. } = case;
+    let matrices = num_layers * 12 * width * width + vocabulary * width;
+    let cut = (matrices / fsdp + num_layers * 7 * width) / tensor;
+    let whole = context * width / fsdp + num_layers * 6 * width + 2 * width;
     let of = |key: &str| report["memory"][key].as_u64().unwrap();
     assert_eq!(of("parameters_bytes"), 4 * (cut + whole));
     let moments = 2 * of("parameters_bytes");
@@ -97,6 +97,9 @@ fn layers_overlap_with_the_gradients_of_weights_on_h100() {
     check(&Case {
         target: "gpu:h100:1x8",
         num_layers: 4,
+        width: 2048,
+        vocabulary: 8192,
+        context: 1024,
         tensor: 4,
         fsdp: 2,
         backward_gathers: 0.7,
@@ -104,12 +107,15 @@ fn layers_overlap_with_the_gradients_of_weights_on_h100() {
     });
 }
 
-/// On data = 2 and tensor = 8. XLA leaves all collectives of layers synchronous there.
+/// On data = 2 and tensor = 8. XLA leaves all collectives of layers bare there.
 #[test]
 fn layers_exchange_what_the_formulas_say_on_v5p() {
     check(&Case {
         target: "tpu:v5p:2x2x4",
         num_layers: 2,
+        width: 1024,
+        vocabulary: 2048,
+        context: 256,
         tensor: 8,
         fsdp: 1,
         backward_gathers: 0.0,
