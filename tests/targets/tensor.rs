@@ -113,8 +113,8 @@ fn layers_exchange_what_the_formulas_say_on_v5p() {
     check(&Case {
         target: "tpu:v5p:2x2x4",
         num_layers: 1,
-        width: 1024,
-        vocabulary: 2048,
+        width: 512,
+        vocabulary: 1024,
         context: 256,
         tensor: 8,
         fsdp: 1,
