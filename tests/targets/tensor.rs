@@ -93,7 +93,8 @@ fn check_state(case: &Case, report: &Value) {
 /// On fsdp = 2 and tensor = 4.
 #[test]
 fn layers_overlap_with_the_gradients_of_weights_on_h100() {
-    // Measured: 0.70 and 0.20; with 4 layers 0.78 and 0.33. Forward gathers stand before the matmuls that need them.
+    // Measured: 0.70 and 0.20; with 4 layers 0.78 and 0.33. Forward gathers stand before the
+    // matmuls that need them.
     check(&Case {
         target: "gpu:h100:1x8",
         num_layers: 2,
