@@ -167,29 +167,36 @@ impl PipelineSchedule {
         exists.then_some(Pass { microbatch, chunk })
     }
 
-    /// For each chunk, how many microbatches it keeps values of at a time, at most, from their
-    /// forward to their backward pass. The first stage keeps the most. Microbatch m has the slot m
-    /// modulo this number.
+    /// Where a stage keeps the values of each of its forward passes, in order, up to its backward
+    /// pass: as few slots as there are values to keep at once. The idle passes after the last one
+    /// have slots in which nothing is kept.
     pub fn slots(&self) -> Vec<usize> {
-        let (stages, chunks) = (self.num_stages, self.num_chunks);
-        let forward_tick = |m: usize| m / stages * chunks * stages + m % stages;
-        let slots = |chunk: usize| {
-            // Of the first stage, from a forward pass to its backward pass.
-            let lifetime = self.start + (chunks - 1 - chunk) * stages + stages - 1;
-            let lifetime = lifetime - chunk * stages;
-            let alive = |last: usize| {
-                let is_alive = |m: &usize| forward_tick(last) - forward_tick(*m) <= lifetime;
-                (0..=last).rev().take_while(is_alive).count()
-            };
-            let last = self.num_microbatches + stages;
-            (last..last + stages).map(alive).max().unwrap_or(1).min(self.num_microbatches)
+        let num_passes = self.num_chunks * self.num_microbatches;
+        // The first stage keeps values the longest: each other stage begins its passes as much
+        // later as it ends them earlier.
+        let end = |index: usize| match self.pass(index) {
+            Some(Pass { chunk, .. }) => {
+                let turned = index + (self.num_chunks - 1) * self.num_stages;
+                self.start + turned - 2 * chunk * self.num_stages + self.num_stages - 1
+            }
+            None => index,
         };
-        (0..chunks).map(slots).collect()
+        let mut free_from: Vec<usize> = vec![];
+        let slot = |index: usize| {
+            let slot = free_from.iter().position(|free| *free <= index).unwrap_or(free_from.len());
+            if slot == free_from.len() {
+                free_from.push(0);
+            }
+            free_from[slot] = end(index) + 1;
+            slot
+        };
+        (0..num_passes + self.num_stages - 1).map(slot).collect()
     }
 
-    /// The sum of [`Self::slots`].
+    /// Number of slots: with 1F1B and enough microbatches v P + P + 1, with GPipe v M and one for
+    /// idle passes.
     pub fn num_slots(&self) -> usize {
-        self.slots().iter().sum()
+        self.slots().into_iter().max().map_or(0, |slot| slot + 1)
     }
 
     /// For how many microbatches at most the last stage keeps its results for the head.
@@ -234,9 +241,12 @@ impl PipelineSchedule {
                 });
                 let has_head = (stage, chunk) != (last_stage, last_chunk)
                     || (before(forward, head) && head.map(|tick| tick + 1) == backward);
-                let next = Pass { microbatch: microbatch + slots[chunk], chunk };
-                let overwritten = find(&|tick| self.forward(tick, stage), next);
-                let is_kept = overwritten.is_none() || before(backward, overwritten);
+                let is_kept = forward.zip(backward).is_some_and(|(forward, backward)| {
+                    // The forward passes of a stage are one tick after the other, idle or not.
+                    let slot = slots[forward - stage];
+                    let ticks = forward + 1..=backward.min(self.num_busy_ticks() - 1);
+                    ticks.into_iter().all(|tick| slots[tick - stage] != slot)
+                });
                 if !(has_input && has_head && is_kept && before(forward, backward)) {
                     return Err(format!("{pass:?} at stage {stage} has not what it needs"));
                 }
@@ -348,17 +358,14 @@ mod tests {
                 };
                 (0..schedule.start + schedule.num_busy_ticks()).map(kept).max().unwrap_or(0)
             };
+            let slots = schedule.num_slots();
             match order {
-                PipelineOrder::Gpipe => assert_eq!(schedule.num_slots(), v * m, "{schedule:?}"),
-                PipelineOrder::OneForwardOneBackward if m >= 2 * p + 1 => {
-                    // A ring for each chunk has at most one slot more than are alive at once.
-                    let slots = schedule.num_slots();
-                    assert!((v * p + p + 1..v * p + p + 1 + v).contains(&slots), "{schedule:?}");
-                }
-                PipelineOrder::OneForwardOneBackward => {}
+                PipelineOrder::Gpipe => assert_eq!(slots, v * m + 1, "{schedule:?}"),
+                _ if m > 2 * p => assert_eq!(slots, v * p + p + 1, "{schedule:?}"),
+                _ => assert!(slots <= v * m + 1, "{schedule:?}"),
             }
             if p * v * m < 40 {
-                assert!(alive(0) <= schedule.num_slots(), "{schedule:?}");
+                assert!((alive(0)..=alive(0) + 1).contains(&slots), "{schedule:?}");
                 assert!(alive(p - 1) <= alive(0));
             }
         });
@@ -367,6 +374,9 @@ mod tests {
     #[test]
     fn the_picture_has_a_line_for_each_stage() {
         let schedule = PipelineSchedule::new(PipelineOrder::OneForwardOneBackward, 2, 1, 3);
-        insta::assert_snapshot!(schedule, @r"");
+        insta::assert_snapshot!(schedule, @r"
+        stage 0   F0 F1 F2 .  .  B0 B1 B2
+        stage 1   .  F0 F1 F2 B0 B1 B2 .
+        ");
     }
 }

@@ -9,6 +9,8 @@ use crate::config::shorten;
 use crate::data::{LabelKind, LabelScale, Source};
 use crate::parallel::{LeafTotals, ParallelPlan, ShardingReport};
 use crate::step::StateSection;
+use crate::targets::cost::{DeviceLayout, Timeline};
+use crate::targets::{Arrangement, Chip, Family, Target};
 
 /// Classes that a message lists.
 const MAX_CLASSES: usize = 10;
@@ -186,11 +188,26 @@ pub fn warn_of_distant_layers(trainer: &Trainer, plan: &ParallelPlan) -> Option<
     let sent: u64 = sent.map(|total| total.sent_bytes).sum();
     Some(format!(
         "mesh.tensor = {num_replicas}, but a process has {}: replicas that compute a layer together \
-         wait for the links between processes, over which each sends {} per step; mesh.tensor \
+         wait for the links between processes, over which each sends {} per step{}; mesh.tensor \
          belongs inside a host, mesh.data and mesh.fsdp between hosts",
         counted(num_here, "replica"),
         human_bytes(sent as usize),
+        predicted_ms(trainer).unwrap_or_default(),
     ))
+}
+
+/// The time of what layers exchange, as `lockstep plan` predicts it with each process on a host of
+/// its own, if the devices are GPUs that it knows.
+fn predicted_ms(trainer: &Trainer) -> Option<String> {
+    let (client, graph) = (trainer.client(), trainer.step_graph());
+    let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind))?;
+    let gpus_per_host = trainer.num_addressable();
+    let num_hosts = graph.mesh().num_replicas().div_ceil(gpus_per_host);
+    let Family::Gpu(_) = chip.family else { return None };
+    let target = Target { chip, arrangement: Arrangement::Hosts { num_hosts, gpus_per_host } };
+    let layout = DeviceLayout::of_mesh(&target, graph.mesh());
+    let (secs, _) = Timeline::of(graph).distant_layers(chip, &layout)?;
+    Some(format!(", predicted to take {:.2} ms", 1e3 * secs))
 }
 
 /// The reductions in a step of replicated state.
