@@ -6,7 +6,7 @@ use hlo::{Axis, AxisSet, DType, Literal, Reduction, Tensor, TensorType, Tree, Vj
 use models::{Embedded, Scope, Stages};
 
 use super::Pipeline;
-use super::carry::{Carry, Given};
+use super::carry::{Carry, TickInputs};
 use super::turn::{Turn, at, remainder, stage, turn, written};
 use crate::parallel::PipelineSchedule;
 use crate::step::DeclaredStep;
@@ -38,7 +38,7 @@ impl<'m, 's> Tick<'m, 's> {
     pub(super) fn new(
         pipeline: &'m Pipeline<'m>,
         step: &'s DeclaredStep<'s>,
-        given: &Given<'_>,
+        given: &TickInputs<'_>,
     ) -> Option<Self> {
         let (model, schedule) = (pipeline.model, pipeline.schedule);
         let t = given.first_example.tracer();
@@ -111,7 +111,7 @@ impl<'m, 's> Tick<'m, 's> {
 
     /// The carry before the first tick.
     #[track_caller]
-    pub(super) fn start<'g>(&self, given: Given<'g>) -> Carry<'g> {
+    pub(super) fn start<'g>(&self, given: TickInputs<'g>) -> Carry<'g> {
         let (spec, t) = (&self.step.spec, given.first_example.tracer());
         let varying = spec.plan.batch_axes() | Axis::Pipeline.into();
         let zeros =
@@ -185,8 +185,8 @@ impl<'m, 's> Tick<'m, 's> {
         carry
     }
 
-    /// Sends to the next stage, or to the previous one. Without chunks, nothing goes from one end to
-    /// the other.
+    /// Sends to the next stage, or to the previous one. Without chunks, nothing goes from one end
+    /// to the other.
     #[track_caller]
     fn to_neighbour<'b>(&self, x: Tensor<'b>, next: bool) -> Tensor<'b> {
         let (num_stages, is_ring) =
