@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use hlo::Algorithm;
 use models::{InvalidValue, MAX_LAYERS, ModelConfig};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{self, Visitor};
@@ -63,6 +64,15 @@ pub struct ParallelConfig {
     /// what is fastest on the backend.
     #[schemars(extend("unit" = "bytes"))]
     pub bucket_bytes: AutoOr<usize>,
+    /// How sums over replicas are computed: `"ring"`, `"tree"` and `"hierarchical"` are written into
+    /// the program as the messages of that algorithm, `"direct"` leaves them to the engine. `"auto"`
+    /// is `"direct"`. Sums of fewer than 1024 elements, and those that scatter their result, are
+    /// always direct. See [Communication](communication.md#algorithms).
+    pub all_reduce: AllReduceConfig,
+    /// Number of replicas with fast links to each other, neighbors in the order of the mesh:
+    /// `all_reduce = "hierarchical"` sums among them first. `"auto"` is the replicas of a process.
+    #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas"))]
+    pub replicas_per_host: AutoOr<usize>,
     /// Replicas of a line of the torus, a divisor of `mesh.fsdp`: each gradient is scattered in two
     /// collectives, across the lines and then along them. 0 and 1 scatter it in one. `"auto"` is
     /// one in `train`; `lockstep compile` compares both for TPU v5e, and says which to set. With
@@ -94,6 +104,35 @@ pub struct ParallelConfig {
     /// those of bf16 in f32. A replica that fails ends the run with an error, not the process.
     #[schemars(extend("values" = "`\"auto\"`, `true` or `false`"))]
     pub host_collectives: AutoOr<bool>,
+}
+
+/// How sums over replicas are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AllReduceConfig {
+    /// As is best where nothing is known of the links: by the engine.
+    #[default]
+    Auto,
+    /// By the engine.
+    Direct,
+    /// By messages around a ring.
+    Ring,
+    /// By messages up and down a tree.
+    Tree,
+    /// In each host, between hosts, in each host.
+    Hierarchical,
+}
+
+impl AllReduceConfig {
+    /// The algorithm that is written into programs.
+    pub fn algorithm(self) -> Option<Algorithm> {
+        match self {
+            Self::Auto | Self::Direct => None,
+            Self::Ring => Some(Algorithm::Ring),
+            Self::Tree => Some(Algorithm::Tree),
+            Self::Hierarchical => Some(Algorithm::Hierarchical),
+        }
+    }
 }
 
 /// The order of the passes of a pipeline.

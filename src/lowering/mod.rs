@@ -7,7 +7,7 @@ mod buckets;
 
 use std::fmt;
 
-use hlo::{Graph, HostCalls, Program, rewrites};
+use hlo::{Algorithm, Graph, HostCalls, Program, rewrites};
 
 use crate::pjrt::Platform;
 
@@ -31,6 +31,10 @@ pub struct Lowering {
     /// Reductions of whole large tensors start with groups of at most this many elements; 0 leaves
     /// them as one op.
     pub reduction_group: usize,
+    /// The algorithm by which sums over replicas are written; `None` leaves them to the backend.
+    pub all_reduce: Option<Algorithm>,
+    /// Number of neighbors on one host, for [`Algorithm::Hierarchical`].
+    pub replicas_per_host: usize,
     /// reduce_scatters over more replicas than this are written as two, along one dim of a torus
     /// each: see [`rewrites::scatter_by_line`]. 0 leaves them as one op.
     pub scatter_line: usize,
@@ -57,6 +61,7 @@ impl Lowering {
     /// | optimizer state | written first, then read: otherwise XLA copies it | unchanged: XLA fuses both |
     /// | collectives beside a loop that has some | wait for its end: their rendezvous are told apart by order alone | as written |
     /// | reductions to a scalar | in stages, the first over at most 32 elements: longer ones are not vectorised | one op |
+    /// | all_reduces | one op; `parallel.all_reduce` writes the messages of an algorithm | the same |
     /// | reduce_scatters | one op | one op; `parallel.scatter_line` writes one per dim of a torus |
     /// | collectives | ops; `parallel.host_collectives` writes calls to the host | ops |
     /// | large products, convolutions of images, maxima over windows, sums over leading dims, random bits | ops; `compile.kernels` writes calls to the host | ops |
@@ -68,6 +73,8 @@ impl Lowering {
                 in_place_updates: true,
                 order_collectives: true,
                 reduction_group: CPU_REDUCTION_GROUP,
+                all_reduce: None,
+                replicas_per_host: 0,
                 scatter_line: 0,
                 host_collectives: None,
                 host_kernels: false,
@@ -92,12 +99,14 @@ impl Lowering {
 
     /// The passes over a graph, in order.
     pub fn passes(&self) -> Vec<Pass> {
-        let Self { bucket_bytes, scatter_line, .. } = *self;
+        let Self { bucket_bytes, scatter_line, replicas_per_host, .. } = *self;
+        let write = |algorithm| Pass::WriteAllReduces { algorithm, replicas_per_host };
         let passes = [
             (!self.fusion_barriers).then_some(Pass::DropFusionBarriers),
             self.in_place_updates.then_some(Pass::UpdateInPlace),
             (self.reduction_group > 0).then_some(Pass::StageReductions(self.reduction_group)),
             (bucket_bytes > 0).then_some(Pass::GroupAllReduces { bucket_bytes }),
+            self.all_reduce.map(write),
             (scatter_line > 0).then_some(Pass::ScatterByLine { replicas: scatter_line }),
             // Collectives of the host are matched by site, not by order.
             (self.order_collectives && self.host_collectives.is_none())
@@ -121,6 +130,13 @@ pub enum Pass {
         /// Most bytes of a bucket.
         bucket_bytes: u64,
     },
+    /// [`rewrites::write_all_reduces`].
+    WriteAllReduces {
+        /// Whose messages are written.
+        algorithm: Algorithm,
+        /// Number of neighbors on one host.
+        replicas_per_host: usize,
+    },
     /// [`rewrites::scatter_by_line`].
     ScatterByLine {
         /// Replicas of a line.
@@ -138,6 +154,9 @@ impl Pass {
             Self::UpdateInPlace => rewrites::update_in_place(graph),
             Self::StageReductions(group) => rewrites::stage_reductions(graph, group),
             Self::GroupAllReduces { bucket_bytes } => group_all_reduces(graph, bucket_bytes),
+            Self::WriteAllReduces { algorithm, replicas_per_host } => {
+                rewrites::write_all_reduces(graph, algorithm, replicas_per_host)
+            }
             Self::ScatterByLine { replicas } => rewrites::scatter_by_line(graph, replicas),
             Self::OrderCollectives => rewrites::order_collectives(graph),
         }
@@ -153,6 +172,12 @@ impl fmt::Display for Pass {
             Self::GroupAllReduces { bucket_bytes: u64::MAX } => f.write_str("group all_reduces"),
             Self::GroupAllReduces { bucket_bytes } => {
                 write!(f, "group all_reduces up to {bucket_bytes} bytes")
+            }
+            Self::WriteAllReduces { algorithm: Algorithm::Hierarchical, replicas_per_host } => {
+                write!(f, "write all_reduces as hierarchical, {replicas_per_host} replicas a host")
+            }
+            Self::WriteAllReduces { algorithm, .. } => {
+                write!(f, "write all_reduces as {algorithm}")
             }
             Self::ScatterByLine { replicas } => {
                 write!(f, "scatter along lines of {replicas} replicas")

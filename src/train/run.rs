@@ -94,6 +94,9 @@ impl Run {
             lowering.bucket_bytes = bytes as u64;
         }
         lowering.scatter_line = config.parallel.scatter_line.or(0);
+        lowering.all_reduce = config.parallel.all_reduce.algorithm();
+        // Of one process; several are set apart when they have found each other.
+        lowering.replicas_per_host = config.parallel.replicas_per_host.or(mesh.num_replicas());
         let has_host_collectives =
             platform == Platform::Cpu && config.parallel.host_collectives.or(false);
         lowering.host_collectives = has_host_collectives.then_some(1);

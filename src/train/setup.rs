@@ -196,8 +196,11 @@ pub(super) fn start(
     check()?;
     let lower = |mesh, platform| {
         let mut run = Run::new(config, splits, mesh, platform)?;
+        let num_processes = processes.this().num_processes;
+        let of_process = mesh.num_replicas() / num_processes.max(1);
+        run.lowering.replicas_per_host = config.parallel.replicas_per_host.or(of_process);
         if platform == Platform::Cpu && processes.member().is_some() {
-            run.lowering.host_collectives = Some(processes.this().num_processes);
+            run.lowering.host_collectives = Some(num_processes);
         }
         let lowered = LoweredPrograms::new(&run, *model, spans)?;
         Ok::<_, Error>((run, lowered))

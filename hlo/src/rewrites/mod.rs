@@ -1,6 +1,7 @@
 //! Passes that rewrite a graph into an equivalent form that some backend runs faster. The caller
 //! chooses the passes for its backend.
 
+mod all_reduces;
 mod gathers;
 mod in_place;
 mod isolate;
@@ -12,6 +13,7 @@ use crate::region::prepare;
 use crate::rewriter::{push, rebuild};
 use crate::{Graph, Node, Op, TensorType, ValueId};
 
+pub use all_reduces::write_all_reduces;
 pub use gathers::tie_gathers;
 pub use in_place::update_in_place;
 pub(crate) use isolate::isolate;
