@@ -79,7 +79,8 @@ pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
 pub use schedule::{Peak, Scaling, ScheduleConfig, Warmup, WarmupFrom, WarmupKind};
 pub use sections::{
-    AllReduceConfig, AutoOr, CompileConfig, KernelsConfig, OptionValue, ParallelConfig, PipelineOrder,
+    AllReduceConfig, AutoOr, CompileConfig, KernelsConfig, OptionValue, ParallelConfig,
+    PipelineOrder, ReduceDType,
 };
 pub use shape::{
     BoundariesFrom, Constant, Decay, DecayFrom, DecayShape, Interpolation, InverseSqrt, Piecewise,

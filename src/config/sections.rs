@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use hlo::Algorithm;
+use hlo::{Algorithm, DType};
 use models::{InvalidValue, MAX_LAYERS, ModelConfig};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{self, Visitor};
@@ -73,6 +73,13 @@ pub struct ParallelConfig {
     /// `all_reduce = "hierarchical"` sums among them first. `"auto"` is the replicas of a process.
     #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas"))]
     pub replicas_per_host: AutoOr<usize>,
+    /// In which gradients are sent where they are summed over replicas, if not in their own dtype:
+    /// `"bf16"` rounds the terms, adds them in the gradient's dtype in the order of the replicas,
+    /// and rounds the sum once more where all replicas get it. Half the bytes of f32. Gradients of
+    /// fewer than 4096 elements stay. See [Communication](communication.md#fewer-bytes).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("absent" = "the gradient's own"))]
+    pub reduce_dtype: Option<ReduceDType>,
     /// Replicas of a line of the torus, a divisor of `mesh.fsdp`: each gradient is scattered in two
     /// collectives, across the lines and then along them. 0 and 1 scatter it in one. `"auto"` is
     /// one in `train`; `lockstep compile` compares both for TPU v5e, and says which to set. With
@@ -104,6 +111,22 @@ pub struct ParallelConfig {
     /// those of bf16 in f32. A replica that fails ends the run with an error, not the process.
     #[schemars(extend("values" = "`\"auto\"`, `true` or `false`"))]
     pub host_collectives: AutoOr<bool>,
+}
+
+/// The dtype of gradients between replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ReduceDType {
+    /// 16 bits, 8 of them a fraction.
+    Bf16,
+}
+
+impl From<ReduceDType> for DType {
+    fn from(dtype: ReduceDType) -> Self {
+        match dtype {
+            ReduceDType::Bf16 => Self::Bf16,
+        }
+    }
 }
 
 /// How sums over replicas are computed.

@@ -14,6 +14,7 @@
 use hlo::{Axis, AxisSet, DType, Sharding, Tensor};
 
 use super::ParallelPlan;
+use super::narrow::narrow_scatter;
 
 /// When the shards of a parameter over `fsdp` are gathered: the stages of ZeRO, by which tensors a
 /// step holds whole. Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory optimizations toward
@@ -87,7 +88,7 @@ impl ParallelPlan {
     /// gradient with respect to the latter. It still is each replica's own.
     pub fn gradient_of_shard<'g>(&self, of_step: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
         match self.gather_at {
-            GatherAt::Step => scatter(of_step, sharding),
+            GatherAt::Step => self.scatter(of_step, sharding),
             GatherAt::Microbatch | GatherAt::Use => of_step,
         }
     }
@@ -129,7 +130,7 @@ impl ParallelPlan {
             |x| vec![x[1].convert(dtypes.used_in)],
             |x, _, gradient| {
                 let wide = gradient[0].convert(x[0].dtype());
-                let to_step = if is_step_whole { wide } else { scatter(wide, sharding) };
+                let to_step = if is_step_whole { wide } else { self.scatter(wide, sharding) };
                 vec![to_step, x[1].full_like(0.0)]
             },
         )[0]
@@ -153,8 +154,20 @@ impl ParallelPlan {
                 let whole = gather(shard[0].convert(dtypes.rounded_to), sharding);
                 vec![whole.convert(dtypes.used_in)]
             },
-            |shard, _, gradient| vec![scatter(gradient[0].convert(shard[0].dtype()), sharding)],
+            |shard, _, gradient| {
+                vec![self.scatter(gradient[0].convert(shard[0].dtype()), sharding)]
+            },
         )[0]
+    }
+
+    /// The sum over the replicas that hold the shards over `fsdp`; each replica keeps its shard of
+    /// it. The VJP of [`gather`].
+    #[track_caller]
+    fn scatter<'g>(&self, whole: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
+        fsdp_dims(sharding).rev().fold(whole, |x, dim| match self.reduce_dtype {
+            None => x.reduce_scatter(dim, Axis::Fsdp),
+            Some(dtype) => narrow_scatter(x, dim, Axis::Fsdp.into(), dtype),
+        })
     }
 
     /// `true` if [`Self::for_use`] gathers.
@@ -177,11 +190,4 @@ fn is_cut(sharding: &Sharding) -> bool {
 #[track_caller]
 fn gather<'g>(shard: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
     fsdp_dims(sharding).fold(shard, |x, dim| x.all_gather(dim, Axis::Fsdp))
-}
-
-/// The sum over the replicas that hold the shards over `fsdp`; each replica keeps its shard of it.
-/// The VJP of [`gather`].
-#[track_caller]
-fn scatter<'g>(whole: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
-    fsdp_dims(sharding).rev().fold(whole, |x, dim| x.reduce_scatter(dim, Axis::Fsdp))
 }

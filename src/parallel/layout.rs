@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hlo::{Axis, AxisSet, Mesh, Sharding};
+use hlo::{Axis, AxisSet, DType, Mesh, Sharding};
 
 use super::{GatherAt, PipelinePlan, PipelineSchedule};
 
@@ -20,6 +20,8 @@ pub struct ParallelPlan {
     pub sequence: bool,
     /// How microbatches pass the stages, if `pipeline` has several replicas.
     pub pipeline: PipelinePlan,
+    /// In which gradients are sent where they are scattered over `fsdp`; `None` is their own dtype.
+    pub reduce_dtype: Option<DType>,
 }
 
 /// Which dims of a parameter are cut, and over which axes. The dims are those of one block's
@@ -87,7 +89,13 @@ impl ParallelPlan {
 
     /// Every replica of the mesh holds what it needs of a parameter from `gather_at` on.
     pub fn new(mesh: Mesh, gather_at: GatherAt) -> Self {
-        Self { mesh, gather_at, sequence: false, pipeline: PipelinePlan::default() }
+        Self {
+            mesh,
+            gather_at,
+            sequence: false,
+            pipeline: PipelinePlan::default(),
+            reduce_dtype: None,
+        }
     }
 
     /// The same plan with sequence parallelism, or without it.
@@ -100,6 +108,12 @@ impl ParallelPlan {
     #[must_use]
     pub fn with_pipeline(self, pipeline: PipelinePlan) -> Self {
         Self { pipeline, ..self }
+    }
+
+    /// The same plan with gradients that are rounded to a dtype before they are sent.
+    #[must_use]
+    pub fn with_reduce_dtype(self, reduce_dtype: Option<DType>) -> Self {
+        Self { reduce_dtype, ..self }
     }
 
     /// The schedule of this many microbatches; `None` without stages.

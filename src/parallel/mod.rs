@@ -5,6 +5,7 @@
 //! | `layout.rs` | which dims of a parameter are cut: decided by [`ParallelPlan::layout`] alone |
 //! | `gather.rs` | the forms of a parameter in a step, from which the collectives of its gradient follow |
 //! | `sync.rs` | how the gradients of the replicas are summed |
+//! | `narrow.rs` | sums that send fewer bits than they add |
 //! | `pipeline.rs` | which stage of a pipeline runs which microbatch at which tick |
 //! | `report.rs` | what a replica holds of the state, and why |
 //!
@@ -14,12 +15,14 @@
 
 mod gather;
 mod layout;
+mod narrow;
 mod pipeline;
 mod report;
 mod sync;
 
 pub use gather::{GatherAt, UseDTypes};
 pub use layout::{ParallelPlan, ParamLayout, WhyWhole};
+pub use narrow::NarrowSum;
 pub use pipeline::{PipelinePlan, PipelineSchedule, StagePass, TickPhase};
 pub use report::{LeafTotals, ParamReport, ShardingReport};
 pub use sync::{PlainSum, Synchronize};

@@ -14,7 +14,7 @@ use crate::config::{
 use crate::data::{Field, Source, Splits};
 use crate::lowering::Lowering;
 use crate::optim::{self, Transformation, schedule::Schedule};
-use crate::parallel::{GatherAt, ParallelPlan, PipelinePlan, PlainSum, Synchronize};
+use crate::parallel::{GatherAt, NarrowSum, ParallelPlan, PipelinePlan, PlainSum, Synchronize};
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
 use crate::step::{BatchField, StepSpec};
 
@@ -107,7 +107,7 @@ impl Run {
             batch,
             length,
             plan: plan(config, &fields, mesh),
-            synchronize: Arc::new(PlainSum),
+            synchronize: synchronize(config),
             optimizer: optim::from_config(&config.optimizer),
             fields,
             smaller_fields: vec![],
@@ -248,6 +248,14 @@ fn positions(field: &BatchField) -> Option<usize> {
     }
 }
 
+/// How gradients are summed.
+fn synchronize(config: &Config) -> Arc<dyn Synchronize> {
+    match config.parallel.reduce_dtype {
+        None => Arc::new(PlainSum),
+        Some(dtype) => Arc::new(NarrowSum { dtype: dtype.into() }),
+    }
+}
+
 /// How a step is distributed over the mesh.
 pub(super) fn plan<'f>(
     config: &Config,
@@ -268,7 +276,10 @@ pub(super) fn plan<'f>(
         order: config.parallel.pipeline_schedule.unwrap_or_default(),
         num_chunks: config.parallel.num_pipeline_chunks(),
     };
-    ParallelPlan::new(mesh, gather_at).with_sequence(sequence).with_pipeline(pipeline)
+    ParallelPlan::new(mesh, gather_at)
+        .with_sequence(sequence)
+        .with_pipeline(pipeline)
+        .with_reduce_dtype(config.parallel.reduce_dtype.map(Into::into))
 }
 
 /// The kernels for attention.

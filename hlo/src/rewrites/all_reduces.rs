@@ -28,9 +28,8 @@ pub fn write_all_reduces(graph: &Graph, algorithm: Algorithm, replicas_per_host:
             let first = push(new, node, op, operands);
             new.node_of(first).results().collect()
         };
-        if let Some(op) = node
-            .op
-            .with_regions(|region| write_all_reduces(region, algorithm, replicas_per_host))
+        if let Some(op) =
+            node.op.with_regions(|region| write_all_reduces(region, algorithm, replicas_per_host))
         {
             return Some(copy(new, op));
         }
@@ -184,8 +183,7 @@ fn tree(x: Tensor<'_>, axes: AxisSet) -> Tensor<'_> {
 #[track_caller]
 fn hierarchical(x: Tensor<'_>, axes: AxisSet, per_host: usize) -> Tensor<'_> {
     let n = x.dim(0);
-    let [inside, across] =
-        [Groups::contiguous(axes, per_host), Groups::strided(axes, per_host)];
+    let [inside, across] = [Groups::contiguous(axes, per_host), Groups::strided(axes, per_host)];
     let shard = padded(x, n.next_multiple_of(per_host)).reduce_scatter(0, inside);
     let sum = shard.all_reduce(Reduction::Sum, across);
     sum.all_gather(0, inside).slice_dim(0, 0, n).replicated(axes)
@@ -204,9 +202,8 @@ mod tests {
             let pair = t.all_reduce(&[x, (x * 2.0).reshape(&[n, 1])], Reduction::Sum, axes);
             t.output_varying("one", pair[0], AxisSet::ALL);
             t.output_varying("two", pair[1], AxisSet::ALL);
-            let looped = t.fori_loop(2, &[x], |_, x| {
-                vec![x[0].all_reduce(Reduction::Sum, axes).vary(axes)]
-            });
+            let looped =
+                t.fori_loop(2, &[x], |_, x| vec![x[0].all_reduce(Reduction::Sum, axes).vary(axes)]);
             t.output_varying("looped", looped[0], AxisSet::ALL);
             let few = x.slice_dim(0, 0, 3).all_reduce(Reduction::Sum, axes);
             t.output_varying("few", few, AxisSet::ALL);

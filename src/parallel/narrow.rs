@@ -1,0 +1,153 @@
+//! Sums of gradients that send fewer bits than they add.
+
+use hlo::{AxisSet, DType, Tensor};
+
+use super::Synchronize;
+
+/// Gradients with fewer elements are summed in their own dtype: they are few bytes, and each sum
+/// would be two collectives more.
+const MIN_ELEMENTS: usize = 4096;
+/// Pieces of more replicas are added by one reduction, which a backend may order as it likes.
+const MAX_IN_ORDER: usize = 64;
+
+/// Sums whose terms are rounded to a narrow dtype before they are sent, and added in the dtype of
+/// the gradient, in the order of the replicas: an all_to_all, by which each replica gets a piece of
+/// the gradient from all others, and an all_gather of the sums, which are rounded once more. Half
+/// the bytes of an all_reduce in f32, with bf16; the same bits for any division of the replicas
+/// over processes.
+#[derive(Clone, Copy, Debug)]
+pub struct NarrowSum {
+    /// In which values are sent.
+    pub dtype: DType,
+}
+
+impl Synchronize for NarrowSum {
+    #[track_caller]
+    fn sum<'g>(
+        &self,
+        local: Tensor<'g>,
+        axes: AxisSet,
+        comm: Option<Tensor<'g>>,
+    ) -> (Tensor<'g>, Option<Tensor<'g>>) {
+        (narrow_sum(local, axes, self.dtype), comm)
+    }
+}
+
+/// The sum of x over the replicas along `axes`.
+#[track_caller]
+fn narrow_sum<'g>(x: Tensor<'g>, axes: AxisSet, dtype: DType) -> Tensor<'g> {
+    let (n, p) = (x.num_elements(), x.tracer().mesh().group_size(axes));
+    if p == 1 || !is_narrower(x, dtype) {
+        return x.all_reduce(hlo::Reduction::Sum, axes);
+    }
+    let piece = n.div_ceil(p);
+    let flat = x.reshape(&[n]);
+    let padded = match piece * p - n {
+        0 => flat,
+        missing => flat.pad(0.0, &[0], &[missing as i64], &[0]),
+    };
+    let sum = narrow_scatter(padded, 0, axes, dtype);
+    let all = sum.convert(dtype).all_gather(0, axes).convert(x.dtype());
+    all.slice_dim(0, 0, n).reshape(&x.shape()).replicated(axes)
+}
+
+/// The sum of x over the replicas along `axes`, cut along `dim`: a reduce_scatter whose terms are
+/// sent in `dtype`. Its result is not rounded.
+#[track_caller]
+pub(super) fn narrow_scatter<'g>(
+    x: Tensor<'g>,
+    dim: usize,
+    axes: AxisSet,
+    dtype: DType,
+) -> Tensor<'g> {
+    let p = x.tracer().mesh().group_size(axes);
+    if p == 1 || !is_narrower(x, dtype) {
+        return x.reduce_scatter(dim, axes);
+    }
+    let received = x.convert(dtype).all_to_all(dim, dim, axes);
+    let piece = x.dim(dim) / p;
+    if p > MAX_IN_ORDER {
+        let dims = [&x.shape()[..dim], &[p, piece], &x.shape()[dim + 1..]].concat();
+        return received.convert(x.dtype()).reshape(&dims).reduce_sum(&[dim]);
+    }
+    let from = |replica: usize| {
+        let terms = received.slice_dim(dim, replica * piece, (replica + 1) * piece);
+        terms.convert(x.dtype())
+    };
+    (1..p).fold(from(0), |sum, replica| sum + from(replica))
+}
+
+fn is_narrower(x: Tensor<'_>, dtype: DType) -> bool {
+    x.num_elements() >= MIN_ELEMENTS && dtype.size_bytes() < x.dtype().size_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hlo::{Axis, Literal, Mesh, Reduction, TensorType, communication, interpret, trace};
+
+    #[test]
+    fn sums_are_those_of_rounded_terms_at_half_the_bytes() {
+        let (mesh, n) = (Mesh::data(4), 5000);
+        let ty = || TensorType::new(DType::F32, &[n]).varying(Axis::Data.into());
+        let sum = NarrowSum { dtype: DType::Bf16 };
+        let narrow = trace(mesh, |t| {
+            let x = t.input("x", ty());
+            t.output("sum", sum.sum(x, Axis::Data.into(), None).0);
+        });
+        let wide = trace(mesh, |t| {
+            let x = t.input("x", ty()).convert(DType::Bf16).convert(DType::F32);
+            t.output("sum", x.all_reduce(Reduction::Sum, Axis::Data));
+        });
+        let [narrow, wide] = [narrow, wide].map(Result::unwrap);
+        let value = |replica: usize, i: usize| ((i * 7919 + replica * 104_729) as f64).sin();
+        let xs = (0..4).map(|replica| {
+            let values: Vec<_> = (0..n).map(|i| value(replica, i)).collect();
+            Literal::from_f64(DType::F32, &[n], &values)
+        });
+        let xs = [xs.collect::<Vec<_>>()];
+        let [found, expected] = [&narrow, &wide].map(|graph| interpret(graph, &xs).unwrap());
+        for (found, expected) in found[0][0].to_f64().into_iter().zip(expected[0][0].to_f64()) {
+            // Once more to 8 bits.
+            assert!((found - expected).abs() <= expected.abs() / 256.0, "{found} {expected}");
+        }
+        let sent =
+            |graph| -> u64 { communication(graph).iter().map(|c| c.total_bytes_on_wire()).sum() };
+        assert_eq!(2 * sent(&narrow), sent(&wide));
+    }
+
+    #[test]
+    fn a_scatter_keeps_the_sum_in_the_wide_dtype() {
+        let (mesh, dims) = (Mesh::new(&[(Axis::Fsdp, 4)]), [8, 4, 128]);
+        for dim in [0, 1, 2] {
+            let graph = trace(mesh, |t| {
+                let ty = TensorType::new(DType::F32, &dims).varying(Axis::Fsdp.into());
+                let x = t.input("x", ty);
+                let rounded = x.convert(DType::Bf16).convert(DType::F32);
+                let found = narrow_scatter(x, dim, Axis::Fsdp.into(), DType::Bf16);
+                let expected = rounded.reduce_scatter(dim, Axis::Fsdp);
+                t.output_varying("difference", (found - expected).abs().sum(), AxisSet::ALL);
+            });
+            let count: usize = dims.iter().product();
+            let of = |replica: usize| {
+                let values: Vec<_> =
+                    (0..count).map(|i| ((i + replica * 77) as f64).cos()).collect();
+                Literal::from_f64(DType::F32, &dims, &values)
+            };
+            let xs = [(0..4).map(of).collect::<Vec<_>>()];
+            let found = interpret(&graph.unwrap(), &xs).unwrap();
+            assert!(found[0].iter().all(|x| x.to_f64()[0] < 1e-3), "dim {dim}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn small_gradients_are_summed_in_their_own_dtype() {
+        let graph = trace(Mesh::data(2), |t| {
+            let x = t.input("x", TensorType::new(DType::F32, &[64]).varying(Axis::Data.into()));
+            let sum = NarrowSum { dtype: DType::Bf16 };
+            t.output("sum", sum.sum(x, Axis::Data.into(), None).0);
+        });
+        let found = communication(&graph.unwrap());
+        assert_eq!(found.iter().map(|c| c.kind).collect::<Vec<_>>(), ["all_reduce"]);
+    }
+}
