@@ -59,23 +59,22 @@ fn a_gpt_in_stages_is_evaluated_exported_and_continued() {
     let bytes = fs::read(folder.join("model.safetensors")).unwrap();
     let weights = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(weights.len(), 4 * 12 + 4);
-    let start = |from: &Path, out: &Path, sets: &[&str]| {
-        let sets = [sets, &["train.steps=1", "schedule.peak=1e-12"]].concat();
-        let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let start = |from: &Path, out: &Path, more: &[&str]| {
         let args = ["train", text(&config), "--init", text(from), "--out", text(out)];
-        lockstep(&args.into_iter().chain(sets).collect::<Vec<_>>()).succeeded();
+        let sets = ["--set", "train.steps=1", "--set", "schedule.peak=1e-12"];
+        lockstep(&[&args[..], &sets, more].concat()).succeeded();
         assert_close(&summary(out)["eval_loss"], &ended["eval_loss"]);
     };
-    let (whole, staged) = (dir.path().join("whole"), dir.path().join("staged"));
-    let one = ["mesh={ data = 1 }", "parallel={}"];
-    start(&folder, &whole, &one);
-    start(&whole, &staged, &["mesh={ data = 1, pipeline = 4 }", "parallel={}"]);
-    start(&folder, &dir.path().join("chunks"), &[]);
+    let whole = dir.path().join("whole");
+    let without = ["--unset", "mesh.pipeline", "--unset", "parallel.pipeline_chunks"];
+    let four = ["--set", "mesh.pipeline=4", "--set", "parallel.pipeline_chunks=1"];
+    start(&folder, &whole, &without);
+    start(&whole, &dir.path().join("four"), &four);
+    start(&folder, &dir.path().join("two"), &[]);
 
     // The checkpoints of a run in stages are those of one without.
-    let args = ["train", text(&config), "--resume", "--out", text(&run)];
-    let sets = one.iter().chain(&["train.steps=6"]).flat_map(|set| ["--set", set]);
-    lockstep(&args.into_iter().chain(sets).collect::<Vec<_>>()).succeeded();
+    let args = ["train", text(&config), "--resume", "--out", text(&run), "--set", "train.steps=6"];
+    lockstep(&[&args[..], &without].concat()).succeeded();
     assert_eq!(summary(&run)["steps"], 6);
     assert!(run.join(params_file::FILE).is_file());
 }

@@ -1,6 +1,6 @@
 //! Checkpoints: a run that is continued is the run that was not interrupted, on any mesh; and no
-//! failure while saving, and no damage afterwards, goes unnoticed. `meshes` has
-//! runs that are continued on other meshes, `resumed` what a continued run must not differ in.
+//! failure while saving, and no damage afterwards, goes unnoticed. `meshes` has runs that are
+//! continued on other meshes, `resumed` what a continued run must not differ in.
 
 mod meshes;
 mod resumed;

@@ -57,8 +57,10 @@ impl Model for Residual {
 
 /// 8 replicas: 2 stages of the 4 shards of a batch, in microbatches of one example. The section
 /// `[model]` tells the number of blocks.
-const SETS: [&str; 6] = [
-    "model={ name = 'gpt', num_layers = 4, width = 8, num_heads = 2 }",
+const SETS: [&str; 8] = [
+    "model.name=gpt",
+    "model.num_layers=4",
+    "model.num_heads=2",
     "mesh.pipeline=2",
     "train.num_microbatches=4",
     "optimizer.name=adamw",

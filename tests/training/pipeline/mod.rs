@@ -1,6 +1,6 @@
 //! Blocks that are cut into stages, in models that no configuration describes or whose data are
-//! files: loss and all gradients in the interpreter against one replica. `compiled` has what XLA computes,
-//! `faults` what is found and named.
+//! files: loss and all gradients in the interpreter against one replica. `compiled` has what XLA
+//! computes, `faults` what is found and named.
 
 mod compiled;
 mod faults;
