@@ -17,7 +17,7 @@ use crate::stacked;
 struct Residual;
 
 const WIDTH: usize = 8;
-const WEIGHTS: Initializer = Initializer::lecun_normal(WIDTH);
+const WEIGHTS: Initializer = Initializer::Normal { std: 0.3 };
 
 impl Pipelined for Residual {
     fn stack(&self) -> Stack {
