@@ -84,7 +84,8 @@ fn a_nan_in_one_microbatch_stops_or_skips_the_step_on_all_stages() {
     for schedule in ["1f1b", "gpipe"] {
         let schedule = format!("parallel.pipeline_schedule={schedule}");
         let error = train(&[&schedule], Some(Bad::NotANumber), dir.path()).unwrap_err();
-        let expected = format!("step {STEP}: the loss is not finite on replica 2");
+        // Both stages of the shard with index 2.
+        let expected = format!("step {STEP}: the loss is not finite on replicas 2, 6; ");
         assert!(error.to_string().starts_with(&expected), "{expected}: {error}");
         // As if the run had ended before that step.
         let stopped = fs::read(dir.path().join("params.safetensors")).unwrap();
