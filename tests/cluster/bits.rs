@@ -67,18 +67,21 @@ fn a_gpt_on_sharded_meshes() {
     }
 }
 
-/// Stages on processes of their own, and several on one. Another run has the same bits.
+/// Stages on processes of their own, and several on one.
 #[test]
 fn a_gpt_in_stages() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let path = gpt(dir.path(), 4);
-    let four = ["mesh.data=1", "mesh.pipeline=4", "train.num_microbatches=4"];
+    let sets = |more: &[&'static str]| {
+        [&["compile.overrides.xla_backend_optimization_level=0"], more].concat()
+    };
+    let four = sets(&["mesh.data=1", "mesh.pipeline=4", "train.num_microbatches=4"]);
     compare(dir.path(), "pipeline 4", text(&path), &four, &[2, 4]);
-    let two = ["mesh.data=2", "mesh.pipeline=2", "parallel.pipeline_chunks=2"];
-    compare(dir.path(), "2 x pipeline 2", text(&path), &two, &[2, 4]);
+    let two = sets(&["mesh.data=2", "mesh.pipeline=2", "parallel.pipeline_chunks=2"]);
+    compare(dir.path(), "2 x pipeline 2", text(&path), &two, &[4]);
     let again = dir.path().join("again");
     let args = train(text(&path), &two, &["--out", text(&again)]);
-    run(dir.path(), &launch(4, &[], &args)).succeeded();
+    run(dir.path(), &launch(2, &[], &args)).succeeded();
     assert_same_run(&dir.path().join("2 x pipeline 2.4"), &again);
 }
