@@ -79,7 +79,7 @@ fn a_gpt_in_stages_is_evaluated_exported_and_continued() {
     assert!(run.join(params_file::FILE).is_file());
 }
 
-/// Texts, with a head that picks rows.
+/// Texts in batches of two lengths, with a head that picks rows.
 #[test]
 fn an_encoder_in_stages_predicts_what_it_evaluates() {
     let dir = tempfile::tempdir().unwrap();
@@ -94,6 +94,7 @@ fn an_encoder_in_stages_predicts_what_it_evaluates() {
         "mesh.data=1",
         "mesh.pipeline=2",
         "train.num_microbatches=4",
+        "data.pad_to=[16]",
     ];
     let args = ["train", &config, "--out", text(&run)].into_iter();
     lockstep(&args.chain(sets.iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>())

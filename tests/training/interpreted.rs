@@ -343,6 +343,29 @@ fn every_pair_of_settings_with_a_pipeline_agrees_with_one_replica() {
     });
 }
 
+/// The same, where parts of the model are not trained.
+#[test]
+fn frozen_parts_with_a_pipeline_agree_with_one_replica() {
+    const BLOCKS: &str = "optimizer.freeze=['blocks.*']";
+    const OUTER: &str = "optimizer.freeze=['embed.*', 'position.*', 'norm.*']";
+    const SOME: &str = "optimizer.freeze=['blocks.*.attn.*', 'blocks.[0-3].*', 'position.*']";
+    const PIPELINE: [&[&str]; 2] = [
+        &["mesh.data=2", "mesh.pipeline=2", "train.num_microbatches=3"],
+        &["mesh.pipeline=4", "parallel.pipeline_chunks=2", "mesh.data=1", "mesh.tensor=2"],
+    ];
+    [BLOCKS, OUTER, SOME].par_iter().for_each(|freeze| {
+        let sets = |more: &[&'static str]| {
+            let common = [freeze, "train.global_batch=24", "train.num_microbatches=4"];
+            [&common, more].concat()
+        };
+        let one = train(PIPELINE_GPT, &sets(ONE));
+        for pipeline in PIPELINE {
+            let other = train(PIPELINE_GPT, &sets(pipeline));
+            check(&format!("{freeze} on {pipeline:?}"), &one, &other);
+        }
+    });
+}
+
 /// Groups of batch norm lie on one replica, or on two.
 #[test]
 fn batch_norm_agrees_with_one_replica() {

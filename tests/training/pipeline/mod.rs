@@ -5,17 +5,17 @@
 mod compiled;
 mod faults;
 
-use hlo::{Axis, Literal, Mesh};
+use hlo::{Axis, DType, Literal, Mesh};
 use lockstep::config::PipelineOrder::{self, Gpipe, OneForwardOneBackward};
 use lockstep::parallel::{GatherAt, ParallelPlan, PipelinePlan};
 use lockstep::step::BatchField;
 use models::encoder::{Encoder, EncoderFamily, Head};
 use models::gpt::Gpt;
-use models::{Batch, Loss, Model, Scope};
+use models::{Batch, Loss, LossFunction, Model, Objective, Scope};
 use rayon::prelude::*;
 
 use crate::tensor::{
-    DECODER, Decoder, POSITIONS, VOCABULARY, assert_alike, encoder, fields, gpt, gradients,
+    BATCH, DECODER, Decoder, POSITIONS, VOCABULARY, assert_alike, encoder, fields, gpt, gradients,
     of_one_replica, values,
 };
 
@@ -113,6 +113,30 @@ fn classifiers_agree_with_one_replica() {
     let remat = Encoder { remat: true, ..deep(DISTIL, head, false) };
     check("distilbert, remat", &remat, true, &[2, 6, 8]);
     check("distilbert, scan", &deep(DISTIL, head, true), true, &[1, 5, 8]);
+}
+
+/// Labels are floats, several for an example; or classes have weights, so that microbatches count
+/// by the classes in them.
+#[test]
+fn other_objectives_agree_with_one_replica() {
+    let labels = |field: &BatchField| match field.dtype {
+        DType::F64 => {
+            let label = |i: usize| ((i * 5 + i / 7) % 3 == 0) as u8 as f64;
+            let all: Vec<_> = (0..BATCH * 3).map(label).collect();
+            Literal::from_f64(DType::F64, &[BATCH, 3], &all)
+        }
+        _ => values(field),
+    };
+    let objective = |loss| Objective { loss, ..3.into() };
+    let with = |objective| Encoder { objective, ..deep(BERT, Head::Classification, true) };
+    let mut fields = fields(true);
+    let weights =
+        Objective { class_weights: vec![0.5, 1.0, 4.0], ..objective(LossFunction::CrossEntropy) };
+    check_with("weights", &with(weights), &fields, &labels, &[0, 2, 8]);
+    let y = fields.iter_mut().find(|field| field.name == "y").unwrap();
+    (y.dtype, y.dims) = (DType::F64, vec![3]);
+    let several = with(objective(LossFunction::BinaryCrossEntropy));
+    check_with("several labels", &several, &fields, &labels, &[0, 4, 5, 6]);
 }
 
 /// Each stage runs the head on some of the rows. Most have no label, and some microbatches have
