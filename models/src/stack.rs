@@ -59,7 +59,7 @@ pub fn stack_with<'g>(
         let run = |x: Tensor<'g>, index| block(&scope.block(index), x.block_boundary(), given);
         return (0..num_blocks).fold(x, run).block_boundary();
     }
-    let run = Block::new(scope, x, given, scan, &block);
+    let run = TracedBlock::new(scope, x, given, scan, &block);
     let shared = [given, &run.shared_inputs(scope)].concat();
     if !scan {
         let y = (0..num_blocks).fold(x, |x, index| {
@@ -101,7 +101,7 @@ pub(crate) const ANY_BLOCK: char = '*';
 /// A block as a function of tensors: x; what is given to all blocks; if it draws random numbers,
 /// the two words of a key and the index of the first example; the block's index; parameters and
 /// running means in order of declaration. It returns y and its observations of running means.
-pub(crate) struct Block<F> {
+pub(crate) struct TracedBlock<F> {
     block: F,
     precision: Precision,
     pub(crate) params: Tree<Parameter>,
@@ -117,7 +117,7 @@ pub(crate) struct Block<F> {
     options: LayerOptions,
 }
 
-impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> Block<F> {
+impl<F: for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tensor<'b>> TracedBlock<F> {
     /// Traces one block to discover its parameters and state. An error in it is ignored here;
     /// running the block reports it.
     #[track_caller]

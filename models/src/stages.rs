@@ -3,7 +3,7 @@
 
 use hlo::{Axis, DType, LeafSpec, Reduction, Tensor};
 
-use crate::stack::{ANY_BLOCK, Block};
+use crate::stack::{ANY_BLOCK, TracedBlock};
 use crate::{Parameter, Scope, Stack};
 
 /// A block as a function of the scope of its parameters, of x, and of what all blocks read.
@@ -18,7 +18,7 @@ type BlockFn<'m> = dyn for<'b> Fn(&Scope<'b>, Tensor<'b>, &[Tensor<'b>]) -> Tens
 /// Each parameter of a block is a leaf with the dims `[v, P, n]` before its own, of which the
 /// second is cut over the axis.
 pub struct Stages<'m> {
-    block: Block<Box<BlockFn<'m>>>,
+    block: TracedBlock<Box<BlockFn<'m>>>,
     num_chunks: usize,
     num_stages: usize,
     blocks_per_chunk: usize,
@@ -39,7 +39,7 @@ impl<'m> Stages<'m> {
     ) -> Self {
         let block: Box<BlockFn<'m>> = Box::new(block);
         let x = x.vary(Axis::Pipeline);
-        let block = Block::new(scope, x, given, true, block);
+        let block = TracedBlock::new(scope, x, given, true, block);
         let num_stages = x.tracer().mesh().size(Axis::Pipeline);
         let num_chunks = scope.options().pipeline_chunks.max(1);
         if !block.running_means.is_empty() {
@@ -88,9 +88,9 @@ impl<'m> Stages<'m> {
         leaf.reshape(&[&[self.num_chunks, self.blocks_per_chunk], &row[..]].concat())
     }
 
-    /// The rows of a chunk, a u32 scalar, from this stage's rows of each parameter: of each the rows
-    /// of all blocks, `[n, ..]`, where blocks are scanned; elsewhere those of the first block, then
-    /// those of the second, and so on.
+    /// The rows of a chunk, a u32 scalar, from this stage's rows of each parameter: of each the
+    /// rows of all blocks, `[n, ..]`, where blocks are scanned; elsewhere those of the first block,
+    /// then those of the second, and so on.
     #[track_caller]
     pub fn rows<'g>(&self, leaves: &[Tensor<'g>], chunk: Tensor<'g>) -> Vec<Tensor<'g>> {
         let of_chunk = |leaf: &Tensor<'g>| match leaf.dim(0) {

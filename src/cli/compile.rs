@@ -14,7 +14,7 @@ use crate::config::{AutoOr, BatchSize, Config};
 use crate::observe::{Waiting, say};
 use crate::pjrt::Platform;
 use crate::step::{self, DeclaredStep};
-use crate::targets::cost::{Timeline, Work};
+use crate::targets::cost::{DeviceLayout, Timeline, Work};
 use crate::targets::{
     self, ByLine, CompileReport, Family, Knobs, Measured, MemoryAdvice, Step, Suggestion, Target,
     TensorPieces, worker,
@@ -31,6 +31,9 @@ pub fn run(args: &CompileArgs) -> Result<ExitCode> {
         output::check_dir(("--dump", dir), &targets::DUMPED, args.overwrite, is_step)?;
     }
     let step = TargetStep::new(&args.config, &[], &target, target.num_devices())?;
+    if step.run.plan.mesh.size(Axis::Tensor) > 1 {
+        step.warn_of_distant_layers(&step.measure()?.timeline, &target);
+    }
     let mut report = step.compile(&target, args.dump.as_deref())?;
     if step.run.attention == AttentionKernels::Cudnn && report.num_cudnn_calls == 0 {
         say(
@@ -114,8 +117,13 @@ pub(super) fn steps(
     let (mut steps, mut refused) = (vec![], None);
     for num_devices in targets::sizes(target, smallest_mesh(args)?) {
         let step = TargetStep::new(args, &[], target, num_devices);
-        match step.and_then(|step| step.measure()) {
-            Ok(step) => steps.push(step),
+        match step.and_then(|step| Ok((step.measure()?, step))) {
+            Ok((measured, step)) => {
+                if num_devices == target.num_devices() {
+                    step.warn_of_distant_layers(&measured.timeline, target);
+                }
+                steps.push(measured);
+            }
             // A batch that does not divide over this number of devices may divide over others.
             Err(error) => refused = Some(error),
         }
@@ -217,6 +225,25 @@ impl TargetStep {
             is_zero_set: config.parallel.zero.is_some(),
             pieces: self.pieces_of(declared, mesh),
             other_pieces: others.collect(),
+        }
+    }
+
+    /// Warns if replicas that compute a layer together are on several hosts or slices of a target.
+    fn warn_of_distant_layers(&self, timeline: &Timeline, target: &Target) {
+        let mesh = &self.run.plan.mesh;
+        let layout = DeviceLayout::of_mesh(target, mesh);
+        if let Some((secs, num_groups)) = timeline.distant_layers(target.chip, &layout) {
+            let groups = match target.chip.family {
+                Family::Tpu(_) => counted(num_groups, "slice"),
+                Family::Gpu(_) => counted(num_groups, "host"),
+            };
+            say(&format!(
+                "warning: mesh.tensor = {} spans {groups} of {target}: what layers exchange is \
+                 predicted to take {:.2} ms of a step; mesh.tensor belongs inside one, mesh.data \
+                 and mesh.fsdp between them",
+                mesh.size(Axis::Tensor),
+                1e3 * secs
+            ));
         }
     }
 

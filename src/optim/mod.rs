@@ -170,8 +170,8 @@ fn of_rows_for<'g>(numbers: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
     }
 }
 
-/// Of something for each row of a leaf, `[stack sizes]`, what belongs to the rows that this stage of
-/// a pipeline has of the leaf.
+/// Of something for each row of a leaf, `[stack sizes]`, what belongs to the rows that this stage
+/// of a pipeline has of the leaf.
 fn of_stage<'g>(of_rows: Tensor<'g>, leaf: Tensor<'g>) -> Tensor<'g> {
     let is_of_leaf = |dim: usize| of_rows.dim(dim) == leaf.dim(dim);
     if of_rows.rank() != LeafSpec::PIPELINE_DIMS || is_of_leaf(1) {

@@ -20,6 +20,6 @@ mod sync;
 
 pub use gather::{GatherAt, UseDTypes};
 pub use layout::{ParallelPlan, ParamLayout, WhyWhole};
-pub use pipeline::{Pass, Phase, PipelinePlan, PipelineSchedule};
+pub use pipeline::{PipelinePlan, PipelineSchedule, StagePass, TickPhase};
 pub use report::{LeafTotals, ParamReport, ShardingReport};
 pub use sync::{PlainSum, Synchronize};

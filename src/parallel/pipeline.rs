@@ -20,8 +20,8 @@ impl Default for PipelinePlan {
 }
 
 /// When each of P stages runs each of its v chunks for each of M microbatches, in ticks. All stages
-/// are one program, so a tick has the same parts on all of them: a forward pass through a chunk, the
-/// head on what left the last stage, a backward pass through a chunk.
+/// are one program, so a tick has the same parts on all of them: a forward pass through a chunk,
+/// the head on what left the last stage, a backward pass through a chunk.
 ///
 /// With m = g P + j, where j < P:
 ///
@@ -35,8 +35,8 @@ impl Default for PipelinePlan {
 /// microbatch: the head has the one between. With GPipe it is v M + P - 1, when all forward passes
 /// are done. Either way each stage is idle in P - 1 of v M + P - 1 ticks, forward and backward.
 ///
-/// Huang et al., "GPipe" (2019); Narayanan et al., "Efficient large-scale language model training on
-/// GPU clusters using Megatron-LM" (2021), section 2.2.
+/// Huang et al., "GPipe" (2019); Narayanan et al., "Efficient large-scale language model training
+/// on GPU clusters using Megatron-LM" (2021), section 2.2.
 ///
 /// ```
 /// use lockstep::config::PipelineOrder;
@@ -56,7 +56,7 @@ pub struct PipelineSchedule {
 
 /// A pass through a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pass {
+pub struct StagePass {
     /// Index of the microbatch.
     pub microbatch: usize,
     /// Index of the chunk among those of the stage.
@@ -65,7 +65,7 @@ pub struct Pass {
 
 /// Ticks with the same parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Phase {
+pub struct TickPhase {
     /// The first tick.
     pub start: usize,
     /// Number of ticks.
@@ -123,10 +123,10 @@ impl PipelineSchedule {
     }
 
     /// All ticks, by their parts. None is left out.
-    pub fn phases(&self) -> [Phase; 3] {
+    pub fn phases(&self) -> [TickPhase; 3] {
         let forward_end = self.num_busy_ticks();
         let both_end = forward_end.max(self.start);
-        let phase = |start: usize, end: usize, forward, backward| Phase {
+        let phase = |start: usize, end: usize, forward, backward| TickPhase {
             start,
             num_ticks: end - start,
             forward,
@@ -140,14 +140,14 @@ impl PipelineSchedule {
     }
 
     /// The forward pass of a stage at a tick.
-    pub fn forward(&self, tick: usize, stage: usize) -> Option<Pass> {
+    pub fn forward(&self, tick: usize, stage: usize) -> Option<StagePass> {
         self.pass(tick.checked_sub(stage)?)
     }
 
     /// The backward pass of a stage at a tick.
-    pub fn backward(&self, tick: usize, stage: usize) -> Option<Pass> {
+    pub fn backward(&self, tick: usize, stage: usize) -> Option<StagePass> {
         let pass = self.pass(tick.checked_sub(self.start + self.num_stages - 1 - stage)?)?;
-        Some(Pass { chunk: self.num_chunks - 1 - pass.chunk, ..pass })
+        Some(StagePass { chunk: self.num_chunks - 1 - pass.chunk, ..pass })
     }
 
     /// The microbatch of the head at a tick.
@@ -158,38 +158,45 @@ impl PipelineSchedule {
 
     /// The pass with this index in the order in which a stage runs its passes: P microbatches
     /// through each chunk.
-    fn pass(&self, index: usize) -> Option<Pass> {
+    fn pass(&self, index: usize) -> Option<StagePass> {
         let in_group = index % (self.num_chunks * self.num_stages);
         let group = index / (self.num_chunks * self.num_stages);
         let (chunk, place) = (in_group / self.num_stages, in_group % self.num_stages);
         let microbatch = group * self.num_stages + place;
         let exists = index < self.num_chunks * self.num_microbatches;
-        exists.then_some(Pass { microbatch, chunk })
+        exists.then_some(StagePass { microbatch, chunk })
     }
 
-    /// For each chunk, how many microbatches it keeps values of at a time, at most, from their
-    /// forward to their backward pass. The first stage keeps the most. Microbatch m has the slot m
-    /// modulo this number.
+    /// Where a stage keeps the values of each of its forward passes, in order, up to its backward
+    /// pass: as few slots as there are values to keep at once. The idle passes after the last one
+    /// have slots in which nothing is kept.
     pub fn slots(&self) -> Vec<usize> {
-        let (stages, chunks) = (self.num_stages, self.num_chunks);
-        let forward_tick = |m: usize| m / stages * chunks * stages + m % stages;
-        let slots = |chunk: usize| {
-            // Of the first stage, from a forward pass to its backward pass.
-            let lifetime = self.start + (chunks - 1 - chunk) * stages + stages - 1;
-            let lifetime = lifetime - chunk * stages;
-            let alive = |last: usize| {
-                let is_alive = |m: &usize| forward_tick(last) - forward_tick(*m) <= lifetime;
-                (0..=last).rev().take_while(is_alive).count()
-            };
-            let last = self.num_microbatches + stages;
-            (last..last + stages).map(alive).max().unwrap_or(1).min(self.num_microbatches)
+        let num_passes = self.num_chunks * self.num_microbatches;
+        // The first stage keeps values the longest: each other stage begins its passes as much
+        // later as it ends them earlier.
+        let end = |index: usize| match self.pass(index) {
+            Some(StagePass { chunk, .. }) => {
+                let turned = index + (self.num_chunks - 1) * self.num_stages;
+                self.start + turned - 2 * chunk * self.num_stages + self.num_stages - 1
+            }
+            None => index,
         };
-        (0..chunks).map(slots).collect()
+        let mut free_from: Vec<usize> = vec![];
+        let slot = |index: usize| {
+            let slot = free_from.iter().position(|free| *free <= index).unwrap_or(free_from.len());
+            if slot == free_from.len() {
+                free_from.push(0);
+            }
+            free_from[slot] = end(index) + 1;
+            slot
+        };
+        (0..num_passes + self.num_stages - 1).map(slot).collect()
     }
 
-    /// The sum of [`Self::slots`].
+    /// Number of slots: with 1F1B and enough microbatches v P + P + 1, with GPipe v M and one for
+    /// idle passes.
     pub fn num_slots(&self) -> usize {
-        self.slots().iter().sum()
+        self.slots().into_iter().max().map_or(0, |slot| slot + 1)
     }
 
     /// For how many microbatches at most the last stage keeps its results for the head.
@@ -205,7 +212,7 @@ impl PipelineSchedule {
     pub fn check(&self) -> Result<(), String> {
         let num_ticks = self.start + self.num_busy_ticks();
         let (last_stage, last_chunk) = (self.num_stages - 1, self.num_chunks - 1);
-        let find = |of: &dyn Fn(usize) -> Option<Pass>, pass: Pass| {
+        let find = |of: &dyn Fn(usize) -> Option<StagePass>, pass: StagePass| {
             (0..num_ticks).find(|tick| of(*tick) == Some(pass))
         };
         let slots = self.slots();
@@ -214,9 +221,9 @@ impl PipelineSchedule {
             for (chunk, stage) in
                 (0..self.num_chunks).flat_map(|r| (0..self.num_stages).map(move |s| (r, s)))
             {
-                let pass = Pass { microbatch, chunk };
+                let pass = StagePass { microbatch, chunk };
                 let at = |stage: usize, chunk: usize| {
-                    let pass = Pass { microbatch, chunk };
+                    let pass = StagePass { microbatch, chunk };
                     let forward = find(&|tick| self.forward(tick, stage), pass);
                     (forward, find(&|tick| self.backward(tick, stage), pass))
                 };
@@ -234,9 +241,12 @@ impl PipelineSchedule {
                 });
                 let has_head = (stage, chunk) != (last_stage, last_chunk)
                     || (before(forward, head) && head.map(|tick| tick + 1) == backward);
-                let next = Pass { microbatch: microbatch + slots[chunk], chunk };
-                let overwritten = find(&|tick| self.forward(tick, stage), next);
-                let is_kept = overwritten.is_none() || before(backward, overwritten);
+                let is_kept = forward.zip(backward).is_some_and(|(forward, backward)| {
+                    // The forward passes of a stage are one tick after the other, idle or not.
+                    let slot = slots[forward - stage];
+                    let ticks = forward + 1..=backward.min(self.num_busy_ticks() - 1);
+                    ticks.into_iter().all(|tick| slots[tick - stage] != slot)
+                });
                 if !(has_input && has_head && is_kept && before(forward, backward)) {
                     return Err(format!("{pass:?} at stage {stage} has not what it needs"));
                 }
@@ -250,17 +260,17 @@ impl PipelineSchedule {
 /// backward passes, `.` where a stage is idle; without the chunk if there is one.
 impl fmt::Display for PipelineSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = |letter: char, pass: Option<Pass>| match pass {
+        let text = |letter: char, pass: Option<StagePass>| match pass {
             None => ".".to_owned(),
-            Some(Pass { microbatch, .. }) if self.num_chunks == 1 => {
+            Some(StagePass { microbatch, .. }) if self.num_chunks == 1 => {
                 format!("{letter}{microbatch}")
             }
-            Some(Pass { microbatch, chunk }) => format!("{letter}{microbatch}.{chunk}"),
+            Some(StagePass { microbatch, chunk }) => format!("{letter}{microbatch}.{chunk}"),
         };
         let width = text('F', self.pass(self.num_chunks * self.num_microbatches - 1)).len();
         for stage in 0..self.num_stages {
             write!(f, "stage {stage:<3}")?;
-            for Phase { start, num_ticks, forward, backward } in self.phases() {
+            for TickPhase { start, num_ticks, forward, backward } in self.phases() {
                 for tick in start..start + num_ticks {
                     let passes = [
                         forward.then(|| text('F', self.forward(tick, stage))),
@@ -306,7 +316,7 @@ mod tests {
         all(|_, schedule| {
             let (stages, chunks) = (schedule.num_stages, schedule.num_chunks);
             let num_passes = chunks * schedule.num_microbatches;
-            let ticks = |of: &dyn Fn(&Phase) -> bool| -> Vec<usize> {
+            let ticks = |of: &dyn Fn(&TickPhase) -> bool| -> Vec<usize> {
                 let phases = schedule.phases().into_iter().filter(of);
                 phases.flat_map(|phase| phase.start..phase.start + phase.num_ticks).collect()
             };
@@ -335,10 +345,10 @@ mod tests {
             let (p, v, m) = (schedule.num_stages, schedule.num_chunks, schedule.num_microbatches);
             let alive = |stage: usize| {
                 let kept = |tick: usize| {
-                    let all =
-                        (0..v).flat_map(|chunk| (0..m).map(move |m| Pass { microbatch: m, chunk }));
+                    let all = (0..v)
+                        .flat_map(|chunk| (0..m).map(move |m| StagePass { microbatch: m, chunk }));
                     all.filter(|pass| {
-                        let at = |of: &dyn Fn(usize) -> Option<Pass>| {
+                        let at = |of: &dyn Fn(usize) -> Option<StagePass>| {
                             (0..).find(|tick| of(*tick) == Some(*pass)).unwrap_or_default()
                         };
                         let forward = at(&|tick| schedule.forward(tick, stage));
@@ -348,17 +358,14 @@ mod tests {
                 };
                 (0..schedule.start + schedule.num_busy_ticks()).map(kept).max().unwrap_or(0)
             };
+            let slots = schedule.num_slots();
             match order {
-                PipelineOrder::Gpipe => assert_eq!(schedule.num_slots(), v * m, "{schedule:?}"),
-                PipelineOrder::OneForwardOneBackward if m >= 2 * p + 1 => {
-                    // A ring for each chunk has at most one slot more than are alive at once.
-                    let slots = schedule.num_slots();
-                    assert!((v * p + p + 1..v * p + p + 1 + v).contains(&slots), "{schedule:?}");
-                }
-                PipelineOrder::OneForwardOneBackward => {}
+                PipelineOrder::Gpipe => assert_eq!(slots, v * m + 1, "{schedule:?}"),
+                _ if m > 2 * p => assert_eq!(slots, v * p + p + 1, "{schedule:?}"),
+                _ => assert!(slots <= v * m + 1, "{schedule:?}"),
             }
             if p * v * m < 40 {
-                assert!(alive(0) <= schedule.num_slots(), "{schedule:?}");
+                assert!((alive(0)..=alive(0) + 1).contains(&slots), "{schedule:?}");
                 assert!(alive(p - 1) <= alive(0));
             }
         });
@@ -367,6 +374,9 @@ mod tests {
     #[test]
     fn the_picture_has_a_line_for_each_stage() {
         let schedule = PipelineSchedule::new(PipelineOrder::OneForwardOneBackward, 2, 1, 3);
-        insta::assert_snapshot!(schedule, @r"");
+        insta::assert_snapshot!(schedule, @r"
+        stage 0   F0 F1 F2 .  .  B0 B1 B2
+        stage 1   .  F0 F1 F2 B0 B1 B2 .
+        ");
     }
 }

@@ -65,7 +65,7 @@ pub use objective::build_model;
 pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
 pub use report::{
     describe_batch, describe_classes, describe_synchronisation, list_collectives, list_sharding,
-    warn_of_distant_layers,
+    warn_of_distant_layers, warn_of_zero_stage,
 };
 pub use resume::Resume;
 pub use run::Run;
@@ -186,8 +186,12 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     if let Some(classes) = describe_classes(&*job.splits.train, &*job.splits.eval) {
         processes.say(&classes);
     }
-    processes.say(&describe_synchronisation(&trainer, &run.plan));
-    if let Some(warning) = warn_of_distant_layers(&trainer, &run.plan) {
+    processes.say(&describe_synchronisation(&trainer, &run.plan, run.batch.num_microbatches()));
+    let warnings = [
+        warn_of_distant_layers(&trainer, &run.plan),
+        warn_of_zero_stage(job.config.parallel.zero, &run.plan),
+    ];
+    for warning in warnings.into_iter().flatten() {
         processes.say(&format!("warning: {warning}"));
     }
     if options.out.is_none() {

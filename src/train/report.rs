@@ -9,6 +9,8 @@ use crate::config::shorten;
 use crate::data::{LabelKind, LabelScale, Source};
 use crate::parallel::{LeafTotals, ParallelPlan, ShardingReport};
 use crate::step::StateSection;
+use crate::targets::cost::{DeviceLayout, Timeline};
+use crate::targets::{Arrangement, Chip, Family, Target};
 
 /// Classes that a message lists.
 const MAX_CLASSES: usize = 10;
@@ -103,7 +105,11 @@ fn describe_padding(run: &Run) -> Option<String> {
 
 /// The sizes of the state, what is sharded, and the cost of synchronization: bytes per step,
 /// collectives and replica groups.
-pub fn describe_synchronisation(trainer: &Trainer, plan: &ParallelPlan) -> String {
+pub fn describe_synchronisation(
+    trainer: &Trainer,
+    plan: &ParallelPlan,
+    num_microbatches: usize,
+) -> String {
     let state = trainer.state();
     let bytes = |section: StateSection| -> usize {
         let is_in = |path: &str| StateSection::of(path).is_some_and(|(found, _)| found == section);
@@ -121,9 +127,10 @@ pub fn describe_synchronisation(trainer: &Trainer, plan: &ParallelPlan) -> Strin
         1 => String::new(),
         _ => format!("\nsharding: {}", describe_sharding(state.specs(), plan)),
     };
-    let cut = describe_cut(plan).map_or_else(String::new, |cut| format!("\n{cut}"));
+    let more = describe_cut(plan).into_iter().chain(describe_stages(plan, num_microbatches));
+    let more: String = more.map(|line| format!("\n{line}")).collect();
     format!(
-        "{}: {}, {}, and {} of optimizer state on each replica{sharding}{cut}\n\
+        "{}: {}, {}, and {} of optimizer state on each replica{sharding}{more}\n\
          synchronisation: {synchronisation}",
         StateSection::Params,
         counted(params.len(), "leaf"),
@@ -141,6 +148,34 @@ fn describe_cut(plan: &ParallelPlan) -> Option<String> {
     })
 }
 
+/// How microbatches pass the stages of a pipeline, if there is one.
+fn describe_stages(plan: &ParallelPlan, num_microbatches: usize) -> Option<String> {
+    let schedule = plan.schedule(num_microbatches)?;
+    let chunks = match schedule.num_chunks() {
+        1 => String::new(),
+        chunks => format!(" of {chunks} chunks each"),
+    };
+    Some(format!(
+        "pipeline: {} pass {} stages{chunks}, which are idle {:.1} % of the time; values of {} are \
+         kept at once",
+        counted(num_microbatches, "microbatch"),
+        schedule.num_stages(),
+        100.0 * schedule.bubble(),
+        counted(schedule.num_slots(), "pass"),
+    ))
+}
+
+/// A warning if stage 2 of ZeRO is asked for with a pipeline.
+pub fn warn_of_zero_stage(stage: Option<usize>, plan: &ParallelPlan) -> Option<String> {
+    let taken = plan.gather_at.zero_stage();
+    let asked = stage.filter(|stage| *stage != taken)?;
+    Some(format!(
+        "parallel.zero = {asked} is taken as {taken}: with mesh.pipeline = {} passes of several \
+         microbatches overlap, so gradients are scattered once, after all of them",
+        plan.mesh.size(Axis::Pipeline)
+    ))
+}
+
 /// A warning if replicas that compute a layer together are in several processes.
 pub fn warn_of_distant_layers(trainer: &Trainer, plan: &ParallelPlan) -> Option<String> {
     let num_replicas = plan.mesh.size(Axis::Tensor);
@@ -153,11 +188,26 @@ pub fn warn_of_distant_layers(trainer: &Trainer, plan: &ParallelPlan) -> Option<
     let sent: u64 = sent.map(|total| total.sent_bytes).sum();
     Some(format!(
         "mesh.tensor = {num_replicas}, but a process has {}: replicas that compute a layer together \
-         wait for the links between processes, over which each sends {} per step; mesh.tensor \
+         wait for the links between processes, over which each sends {} per step{}; mesh.tensor \
          belongs inside a host, mesh.data and mesh.fsdp between hosts",
         counted(num_here, "replica"),
         human_bytes(sent as usize),
+        predicted_ms(trainer).unwrap_or_default(),
     ))
+}
+
+/// The time of what layers exchange, as `lockstep plan` predicts it with each process on a host of
+/// its own, if the devices are GPUs that it knows.
+fn predicted_ms(trainer: &Trainer) -> Option<String> {
+    let (client, graph) = (trainer.client(), trainer.step_graph());
+    let chip = client.devices().first().and_then(|device| Chip::of_kind(&device.kind))?;
+    let gpus_per_host = trainer.num_addressable();
+    let num_hosts = graph.mesh().num_replicas().div_ceil(gpus_per_host);
+    let Family::Gpu(_) = chip.family else { return None };
+    let target = Target { chip, arrangement: Arrangement::Hosts { num_hosts, gpus_per_host } };
+    let layout = DeviceLayout::of_mesh(&target, graph.mesh());
+    let (secs, _) = Timeline::of(graph).distant_layers(chip, &layout)?;
+    Some(format!(", predicted to take {:.2} ms", 1e3 * secs))
 }
 
 /// The reductions in a step of replicated state.

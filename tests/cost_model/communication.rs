@@ -1,6 +1,8 @@
 //! The numbers of `docs/communication.md`.
 
 use hlo::Algorithm;
+use lockstep::config::PipelineOrder;
+use lockstep::parallel::PipelineSchedule;
 use lockstep::targets::Target;
 use lockstep::targets::cost::{
     DeviceLayout, Fabric, Group, all_gather, all_reduce_by, reduce_scatter, seconds,
@@ -78,9 +80,13 @@ fn communication() -> Vec<String> {
         send(&fabric),
         send(&Fabric::single(fabric.group.clone()))
     ));
-    for (stages, microbatches) in [(4.0, 8.0), (4.0, 32.0), (16.0, 32.0)] {
-        let idle = (stages - 1.0) / (microbatches + stages - 1.0);
-        lines.push(format!("| {stages} | {microbatches} | {:.1} % |", 100.0 * idle));
+    for (stages, chunks, microbatches) in
+        [(4, 1, 8), (4, 1, 32), (4, 2, 32), (16, 1, 32), (16, 4, 32)]
+    {
+        let order = PipelineOrder::OneForwardOneBackward;
+        let idle = PipelineSchedule::new(order, stages, chunks, microbatches).bubble();
+        let row = format!("| {stages} | {chunks} | {microbatches} | {:.1} % |", 100.0 * idle);
+        lines.push(row);
     }
     lines
 }

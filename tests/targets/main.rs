@@ -11,6 +11,7 @@
 //! - `plan`: scaling by the cost model
 //! - `preflight`: the answers before a run
 //! - `several_processes`: the options and the store of a client that is one of several
+//! - `tensor`: what layers that are cut over `tensor` exchange, what of it overlaps, and the state
 //! - `workers`: processes that compile end with their program
 //!
 //! Ignored tests are of the full set, see `tests/README.md`: they compile for minutes.
@@ -27,6 +28,7 @@ mod programs;
 mod refused;
 mod several_processes;
 mod sharded;
+mod tensor;
 mod workers;
 
 use std::path::Path;
@@ -69,6 +71,20 @@ fn compile(config: &Path, target: &str, more: &[&str]) -> (Option<i32>, Value) {
     let done = lockstep(&args, &[]);
     assert_eq!(done.stdout.lines().count(), 1, "{target}: {}{}", done.stdout, done.stderr);
     (done.code, serde_json::from_str(&done.stdout).unwrap())
+}
+
+/// The step that `plan` predicts from the traced graph, without waiting for the slowest device, is
+/// within 15 % of that of the compiled schedule.
+fn check_plan(args: &[&str], report: &Value) {
+    let done = lockstep(args, &[]);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    let plan: Value = serde_json::from_str(&done.stdout).unwrap();
+    let row = plan["rows"].as_array().unwrap().last().unwrap();
+    assert_eq!(row["num_devices"], report["num_devices"]);
+    let of = |value: &Value, key: &str| value[key].as_f64().unwrap();
+    let ms = |value: &Value| of(value, "compute_ms") + of(value, "exposed_ms");
+    let ratio = ms(row) / ms(report);
+    assert!((0.85..1.15).contains(&ratio), "{args:?}: {ratio}: {row}");
 }
 
 /// Writes a configuration to `dir`, with a model, its data and the number of examples per replica.

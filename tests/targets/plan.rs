@@ -7,6 +7,29 @@ use std::process::Command;
 use super::{BINARY, FEATURES, MLP, config, lockstep};
 
 #[test]
+fn layers_that_are_cut_over_two_hosts_are_a_warning_with_their_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let mlp = "name = \"mlp\"\nhidden = [2048, 2048]";
+    let path = config(dir.path(), mlp, FEATURES, 32);
+    let plan = |tensor: &str| {
+        let target = ["--target", "gpu:h100:2x8", "--json"];
+        let args = [&["plan", path.to_str().unwrap(), "--set", tensor], &target[..]].concat();
+        let plan = lockstep(&args, &[]);
+        assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+        let is_warning = |line: &&str| line.starts_with("warning: mesh.tensor");
+        let warning = plan.stderr.lines().find(is_warning).map(str::to_owned);
+        (warning, serde_json::from_str::<serde_json::Value>(&plan.stdout).unwrap())
+    };
+    assert_eq!(plan("mesh.tensor=8").0, None);
+    let (found, plan) = plan("mesh.tensor=16");
+    let found = found.unwrap();
+    assert!(found.contains("mesh.tensor = 16 spans 2 hosts of gpu:h100:2x8"), "{found}");
+    let (ms, _) = found.split_once("predicted to take ").unwrap().1.split_once(" ms").unwrap();
+    let all_ms = plan["rows"][0]["communication_ms"].as_f64().unwrap();
+    assert!((0.3 * all_ms..=all_ms + 0.01).contains(&ms.parse().unwrap()), "{found}: {plan}");
+}
+
+#[test]
 fn a_plan_ranges_from_one_device_to_the_whole_target() {
     let dir = tempfile::tempdir().unwrap();
     let path = config(dir.path(), MLP, FEATURES, 32);

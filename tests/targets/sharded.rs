@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::{compile, config, lockstep, text_data};
+use super::{check_plan, compile, config, text_data};
 
 const WIDTH: u64 = 2048;
 const VOCABULARY: u64 = 8192;
@@ -37,20 +37,6 @@ fn report(case: &Case) -> Value {
     let plan = ["plan", path.to_str().unwrap(), "--target", target, "--json"];
     check_plan(&[&plan[..], &sets].concat(), &report);
     report
-}
-
-/// The step that `plan` predicts from the traced graph, without waiting for the slowest device, is
-/// within 15 % of that of the compiled schedule.
-fn check_plan(args: &[&str], report: &Value) {
-    let done = lockstep(args, &[]);
-    assert_eq!(done.code, Some(0), "{}", done.stderr);
-    let plan: Value = serde_json::from_str(&done.stdout).unwrap();
-    let row = plan["rows"].as_array().unwrap().last().unwrap();
-    assert_eq!(row["num_devices"], report["num_devices"]);
-    let of = |value: &Value, key: &str| value[key].as_f64().unwrap();
-    let ms = |value: &Value| of(value, "compute_ms") + of(value, "exposed_ms");
-    let ratio = ms(row) / ms(report);
-    assert!((0.85..1.15).contains(&ratio), "{args:?}: {ratio}: {row}");
 }
 
 /// Bytes and overlapped bytes of a kind of collective over groups of a size.
@@ -118,8 +104,10 @@ fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_v6e() {
 }
 
 /// On data = 4 and fsdp = 8: gathers and scatters within a host, and shards all_reduced over hosts.
-/// With 4 or 6 blocks the scatters that end the step are more than 0.15 of all.
+/// With 4 or 6 blocks the scatters that end the step are more than 0.15 of all. In the full set for
+/// its time: the quick set has a smaller GPT at stage 3 for the H100, in `tensor.rs`.
 #[test]
+#[ignore = "compiles for a minute; of the full set"]
 fn gathers_and_scatters_of_a_gpt_overlap_with_matmuls_on_h100() {
     // Measured: 0.96 and 0.92; with 12 blocks 0.97 and 0.94.
     let target = "gpu:h100:4x8";

@@ -10,7 +10,7 @@ use crate::step::inputs::StepInputs;
 
 /// What all ticks read.
 #[derive(Clone)]
-pub(super) struct Given<'g> {
+pub(super) struct TickInputs<'g> {
     /// Parameters of embedding and head, under their paths in the model.
     pub(super) outer: Tree<Tensor<'g>>,
     /// This stage's rows of the parameters of blocks, `[v, n, ..]`.
@@ -22,7 +22,7 @@ pub(super) struct Given<'g> {
     pub(super) fields: Tree<Tensor<'g>>,
 }
 
-impl<'g> Given<'g> {
+impl<'g> TickInputs<'g> {
     #[track_caller]
     pub(super) fn new(
         step: &DeclaredStep<'_>,
@@ -64,9 +64,9 @@ impl<'g> Given<'g> {
     }
 
     /// The same with these values.
-    pub(super) fn with<'b>(&self, values: &mut impl Iterator<Item = Tensor<'b>>) -> Given<'b> {
+    pub(super) fn with<'b>(&self, values: &mut impl Iterator<Item = Tensor<'b>>) -> TickInputs<'b> {
         let mut next = || values.next().unwrap_or_else(|| unreachable!("as many as before"));
-        Given {
+        TickInputs {
             outer: self.outer.map(|_, _| next()),
             blocks: self.blocks.iter().map(|_| next()).collect(),
             key: Key::from_words([next(), next()]),
@@ -100,7 +100,7 @@ impl<'g> Given<'g> {
 
 /// What the ticks carry.
 pub(super) struct Carry<'g> {
-    pub(super) given: Given<'g>,
+    pub(super) given: TickInputs<'g>,
     /// Sums over examples, and over the stages when all are added up.
     pub(super) loss: Tensor<'g>,
     pub(super) weight: Tensor<'g>,

@@ -4,7 +4,7 @@ use hlo::random::Key;
 use hlo::{Axis, DType, Tensor, Tree, vjp};
 use models::{Batch, Embedded};
 
-use super::carry::{Carry, Given};
+use super::carry::{Carry, TickInputs};
 use super::tick::Tick;
 use super::turn::{Turn, padded, stage};
 
@@ -51,7 +51,7 @@ impl Tick<'_, '_> {
     ) -> Tensor<'b> {
         let t = x.tracer();
         let batch = carry.given.batch(self.step, turn.microbatch);
-        let Given { outer, key, first_example, .. } = &carry.given;
+        let TickInputs { outer, key, first_example, .. } = &carry.given;
         let [high, low] = key.words();
         let sums: Vec<_> = self.of_head.iter().map(|path| carry.outer_sums[&**path]).collect();
         let inputs = [
@@ -95,7 +95,7 @@ impl Tick<'_, '_> {
         let (sums, rest) = rest.split_at(self.of_head.len());
         let mut rest = rest.iter().copied();
         let mut next = || rest.next().unwrap_or_else(|| unreachable!("as given"));
-        let given = Given {
+        let given = TickInputs {
             outer: outer.map(|_, ()| next()),
             blocks: vec![],
             key: Key::from_words([*high, *low]),

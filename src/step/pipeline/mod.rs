@@ -26,8 +26,8 @@ use super::DeclaredStep;
 use super::accumulate::{Accumulate, Sequential, Sums};
 use super::declare::StepParam;
 use super::inputs::StepInputs;
-use crate::parallel::{Phase, PipelineSchedule};
-use carry::Given;
+use crate::parallel::{PipelineSchedule, TickPhase};
+use carry::TickInputs;
 use tick::Tick;
 
 /// Microbatches in the order of a schedule.
@@ -48,13 +48,13 @@ impl Accumulate for Pipeline<'_> {
             return Sequential.sums(step, inputs, params, false);
         }
         let t = inputs.step.tracer();
-        let given = Given::new(step, inputs, params);
+        let given = TickInputs::new(step, inputs, params);
         let Some(tick) = Tick::new(self, step, &given) else {
             // The trace has an error.
             return Sequential.sums(step, inputs, params, true);
         };
         let mut carry = tick.start(given);
-        for Phase { start, num_ticks, forward, backward } in self.schedule.phases() {
+        for TickPhase { start, num_ticks, forward, backward } in self.schedule.phases() {
             if num_ticks == 0 {
                 continue;
             }

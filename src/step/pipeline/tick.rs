@@ -6,7 +6,7 @@ use hlo::{Axis, AxisSet, DType, Literal, Reduction, Tensor, TensorType, Tree, Vj
 use models::{Embedded, Scope, Stages};
 
 use super::Pipeline;
-use super::carry::{Carry, Given};
+use super::carry::{Carry, TickInputs};
 use super::turn::{Turn, at, remainder, stage, turn, written};
 use crate::parallel::PipelineSchedule;
 use crate::step::DeclaredStep;
@@ -38,7 +38,7 @@ impl<'m, 's> Tick<'m, 's> {
     pub(super) fn new(
         pipeline: &'m Pipeline<'m>,
         step: &'s DeclaredStep<'s>,
-        given: &Given<'_>,
+        given: &TickInputs<'_>,
     ) -> Option<Self> {
         let (model, schedule) = (pipeline.model, pipeline.schedule);
         let t = given.first_example.tracer();
@@ -101,16 +101,6 @@ impl<'m, 's> Tick<'m, 's> {
         self.pipeline.schedule
     }
 
-    /// The slots of all chunks, and one for the values of idle passes where slots are not used
-    /// again before they are free.
-    fn num_slots(&self) -> usize {
-        self.slots.iter().sum::<usize>() + usize::from(self.has_idle_slot())
-    }
-
-    fn has_idle_slot(&self) -> bool {
-        self.slots.contains(&self.schedule().num_microbatches())
-    }
-
     /// The number of results kept for the head, and one for the results of other chunks.
     fn num_results(&self) -> usize {
         match self.schedule().num_results() {
@@ -121,7 +111,7 @@ impl<'m, 's> Tick<'m, 's> {
 
     /// The carry before the first tick.
     #[track_caller]
-    pub(super) fn start<'g>(&self, given: Given<'g>) -> Carry<'g> {
+    pub(super) fn start<'g>(&self, given: TickInputs<'g>) -> Carry<'g> {
         let (spec, t) = (&self.step.spec, given.first_example.tracer());
         let varying = spec.plan.batch_axes() | Axis::Pipeline.into();
         let zeros =
@@ -135,7 +125,8 @@ impl<'m, 's> Tick<'m, 's> {
         let is_wanted =
             |path: &str| self.of_embedding.iter().chain(&self.of_head).any(|p| p == path);
         let outer = given.outer.iter().filter(|(path, _)| is_wanted(path));
-        let num_chunks = self.schedule().num_chunks();
+        let schedule = self.schedule();
+        let num_chunks = schedule.num_chunks();
         let of_chunks = |row: &TensorType| row.with_dims(&[&[num_chunks], &row.dims[..]].concat());
         let trained = self.rows.iter().zip(&self.trains_rows).filter(|(_, trains)| **trains);
         let kept = self.halves.residuals().iter();
@@ -148,7 +139,7 @@ impl<'m, 's> Tick<'m, 's> {
             results: stacked(&self.x, self.num_results()),
             of_x: x,
             of_result: x,
-            kept: kept.map(|ty| stacked(ty, self.num_slots())).collect(),
+            kept: kept.map(|ty| stacked(ty, schedule.num_slots())).collect(),
             given,
         }
     }
@@ -194,8 +185,8 @@ impl<'m, 's> Tick<'m, 's> {
         carry
     }
 
-    /// Sends to the next stage, or to the previous one. Without chunks, nothing goes from one end to
-    /// the other.
+    /// Sends to the next stage, or to the previous one. Without chunks, nothing goes from one end
+    /// to the other.
     #[track_caller]
     fn to_neighbour<'b>(&self, x: Tensor<'b>, next: bool) -> Tensor<'b> {
         let (num_stages, is_ring) =
@@ -219,7 +210,7 @@ impl<'m, 's> Tick<'m, 's> {
         let rows = self.stages.rows(&carry.given.blocks, turn.chunk);
         let shared = for_chunk(&first, &self.stages, &scope.at("blocks"), turn);
         let (y, residuals) = self.halves.forward(&rows, x, &shared);
-        let slot = self.slot(turn);
+        let slot = self.slot(turn.pass);
         for (kept, residual) in carry.kept.iter_mut().zip(residuals) {
             *kept = written(*kept, residual, slot);
         }
@@ -247,22 +238,11 @@ impl<'m, 's> Tick<'m, 's> {
         at(carry.results, place)
     }
 
-    /// Where the values of a pass are kept.
+    /// Where the values of a forward pass are kept.
     #[track_caller]
-    fn slot<'b>(&self, turn: Turn<'b>) -> Tensor<'b> {
-        let t = turn.chunk.tracer();
-        let of_chunk = |values: &[usize]| {
-            let values: Vec<_> = values.iter().map(|value| *value as u32).collect();
-            t.constant(Literal::from_slice(&[values.len()], &values)).index_leading(turn.chunk)
-        };
-        let starts = (0..self.slots.len()).map(|chunk| self.slots[..chunk].iter().sum());
-        let starts: Vec<usize> = starts.collect();
-        let (start, number) = (of_chunk(&starts), of_chunk(&self.slots));
-        let slot = start + (turn.microbatch - turn.microbatch / number * number);
-        match self.has_idle_slot() {
-            true => turn.exists.select(slot, slot.full_like((self.num_slots() - 1) as f64)),
-            false => slot,
-        }
+    fn slot<'b>(&self, pass: Tensor<'b>) -> Tensor<'b> {
+        let slots: Vec<_> = self.slots.iter().map(|slot| *slot as u32).collect();
+        pass.tracer().constant(Literal::from_slice(&[slots.len()], &slots)).index_leading(pass)
     }
 
     /// This stage's backward pass, from the gradient that it received: the gradient of its x. Adds
@@ -276,17 +256,16 @@ impl<'m, 's> Tick<'m, 's> {
         carry: &mut Carry<'b>,
     ) -> Tensor<'b> {
         let (schedule, t) = (self.schedule(), of_y.tracer());
-        let last_chunk = (schedule.num_chunks() - 1) as f64;
         let ends = turn.chunk.equal(0.0).and(stage(t).equal((schedule.num_stages() - 1) as f64));
         let of_y = ends.broadcast_like(of_y, &[]).select(of_result, of_y);
-        let turn = Turn { chunk: last_chunk - turn.chunk, ..turn };
+        let turn = turn.reversed(schedule);
         let scope = carry.given.scope(self.step, turn.microbatch);
         let batch = carry.given.batch(self.step, turn.microbatch);
         let first = self.pipeline.model.embed(&scope, &batch);
         let shared = for_chunk(&first, &self.stages, &scope.at("blocks"), turn);
         let rows = self.stages.rows(&carry.given.blocks, turn.chunk);
         let sums: Vec<_> = carry.block_sums.iter().map(|sums| at(*sums, turn.chunk)).collect();
-        let slot = self.slot(turn);
+        let slot = self.slot(turn.pass);
         let kept: Vec<_> = carry.kept.iter().map(|kept| at(*kept, slot)).collect();
         let (next, of_x) = self.halves.backward(&rows, &sums, &shared, &kept, of_y);
         let sums = sums.into_iter().zip(next);

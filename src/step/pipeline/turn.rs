@@ -10,6 +10,19 @@ pub(super) struct Turn<'g> {
     pub(super) microbatch: Tensor<'g>,
     pub(super) chunk: Tensor<'g>,
     pub(super) exists: Tensor<'g>,
+    /// Its index in the order in which a stage runs its passes.
+    pub(super) pass: Tensor<'g>,
+}
+
+impl<'g> Turn<'g> {
+    /// The same with chunks counted from the last one, as the backward passes take them; and with
+    /// the index of the forward pass.
+    #[track_caller]
+    pub(super) fn reversed(self, schedule: PipelineSchedule) -> Self {
+        let chunk = (schedule.num_chunks() - 1) as f64 - self.chunk;
+        let pass = self.pass - self.chunk * schedule.num_stages() as f64;
+        Self { chunk, pass: pass + chunk * schedule.num_stages() as f64, ..self }
+    }
 }
 
 /// This replica's stage, an i32 scalar.
@@ -32,7 +45,7 @@ pub(super) fn turn<'b>(schedule: PipelineSchedule, index: Tensor<'b>) -> Turn<'b
     let in_group = remainder(index, chunks * stages);
     let chunk = in_group / stages as f64;
     let microbatch = group * stages as f64 + remainder(in_group, stages);
-    Turn { microbatch, chunk, exists }
+    Turn { microbatch, chunk, exists, pass: index }
 }
 
 #[track_caller]

@@ -95,6 +95,10 @@ impl Timeline {
 
     /// Predicted time of the step on a chip, with each collective on the links of its own group.
     pub fn step(&self, work: &Work, chip: &Chip, layout: &DeviceLayout) -> StepTime {
+        self.on(chip, layout, work.seconds(chip))
+    }
+
+    fn on(&self, chip: &Chip, layout: &DeviceLayout, compute_secs: f64) -> StepTime {
         let mut fabrics: HashMap<Groups, Fabric> = HashMap::new();
         for transfer in &self.transfers {
             let fabric = || layout.fabric(&first_group(&self.mesh, transfer.groups));
@@ -104,7 +108,17 @@ impl Timeline {
             fabrics.get(&transfer.groups).map_or(0.0, |f| seconds(f, transfer.kind, bytes))
         };
         let bucket_bytes = |kind: &str| flags::bucket_bytes(chip, kind) as f64;
-        self.simulate(work.seconds(chip), bucket_bytes, secs)
+        self.simulate(compute_secs, bucket_bytes, secs)
+    }
+
+    /// Predicted seconds of what replicas along `tensor` exchange in the layers of a step, if they
+    /// are on several hosts or slices, and the number of these.
+    pub fn distant_layers(&self, chip: &Chip, layout: &DeviceLayout) -> Option<(f64, usize)> {
+        let fabric = layout.fabric(&first_group(&self.mesh, Axis::Tensor.into()));
+        let transfers = self.transfers.iter().filter(|transfer| is_of_layer(transfer));
+        let of_layers = Self { mesh: self.mesh, transfers: transfers.copied().collect() };
+        let secs = of_layers.on(chip, layout, 0.0).communication_secs;
+        (fabric.num_groups > 1).then_some((secs, fabric.num_groups))
     }
 
     /// Predicted time for a known compute time, with all collectives on the same fabric: buckets of
