@@ -320,8 +320,8 @@ impl LeafRecord {
         let num_indices = self.path.matches('*').count();
         // The first index may be that of a block of a pipeline.
         let of_pipeline = num_indices + LeafSpec::PIPELINE_DIMS - 1;
-        let is_stack = self.num_stacked == num_indices
-            || (num_indices > 0 && self.num_stacked == of_pipeline);
+        let is_stack =
+            self.num_stacked == num_indices || (num_indices > 0 && self.num_stacked == of_pipeline);
         if sharding.len() != self.dims.len() || self.num_stacked > self.dims.len() || !is_stack {
             return Err(format!("has records of `{}` with different numbers of dims", self.path));
         }

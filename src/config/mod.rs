@@ -247,9 +247,9 @@ impl Config {
             *group = 1.into();
         }
         if let Some(parallel) = keys.get_mut("parallel").and_then(toml::Value::as_table_mut)
-            && sets.iter().any(|set| {
-                set.strip_prefix(UNSET).unwrap_or(set).trim_start().starts_with("mesh.")
-            })
+            && sets
+                .iter()
+                .any(|set| set.strip_prefix(UNSET).unwrap_or(set).trim_start().starts_with("mesh."))
         {
             // Keys that need an axis which the other mesh may lack, or which it excludes.
             for key in ["zero", "pipeline_chunks", "pipeline_schedule"] {

@@ -151,18 +151,14 @@ fn meshes_with_stages() {
     let cases: &[(&[&str], &[&str])] = &[
         (
             &["mesh.pipeline=4"],
-            &[
-                "mesh.pipeline = 4: the stages do not divide the 6 blocks of the model; with \
-                 mesh.pipeline = 3 or 6 or model.num_layers = 4 or 8 they do",
-            ],
+            &["mesh.pipeline = 4: the stages do not divide the 6 blocks of the model; with \
+                 mesh.pipeline = 3 or 6 or model.num_layers = 4 or 8 they do"],
         ),
         (
             &["mesh.pipeline=2", "parallel.pipeline_chunks=2"],
-            &[
-                "mesh.pipeline = 2: the stages of parallel.pipeline_chunks = 2 chunks do not \
+            &["mesh.pipeline = 2: the stages of parallel.pipeline_chunks = 2 chunks do not \
                  divide the 6 blocks of the model; with mesh.pipeline = 3 or model.num_layers = 4 \
-                 or 8 they do",
-            ],
+                 or 8 they do"],
         ),
         (
             &["mesh.pipeline=12"],
@@ -170,34 +166,26 @@ fn meshes_with_stages() {
         ),
         (
             &["mesh.pipeline=2", "parallel.pipeline_chunks=3", "train.num_microbatches=3"],
-            &[
-                "mesh.pipeline = 2: with parallel.pipeline_chunks = 3 the stages take \
+            &["mesh.pipeline = 2: with parallel.pipeline_chunks = 3 the stages take \
                  microbatches by 2, which does not divide 3; set train.num_microbatches to a \
-                 multiple of 2, or parallel.pipeline_chunks to 1",
-            ],
+                 multiple of 2, or parallel.pipeline_chunks to 1"],
         ),
         (
             &["mesh.pipeline=2", "train.num_microbatches=5"],
-            &[
-                "train.global_batch: 48 does not divide over 5 microbatches on 1 replica; the \
-                 nearest that would: 45 or 50",
-            ],
+            &["train.global_batch: 48 does not divide over 5 microbatches on 1 replica; the \
+                 nearest that would: 45 or 50"],
         ),
         (
             &["mesh.pipeline=2", "mesh.fsdp=2", "parallel.zero=3"],
-            &[
-                "--set parallel.zero=3: parallel.zero: stage 3 gathers parameters at each use, \
+            &["--set parallel.zero=3: parallel.zero: stage 3 gathers parameters at each use, \
                  but with mesh.pipeline = 2 passes of several microbatches overlap, which use \
-                 them all the time; set it to 1",
-            ],
+                 them all the time; set it to 1"],
         ),
         (
             &["mesh.pipeline=2", "train.steps_per_launch=4"],
-            &[
-                "--set train.steps_per_launch=4: train.steps_per_launch: a step of \
+            &["--set train.steps_per_launch=4: train.steps_per_launch: a step of \
                  mesh.pipeline = 2 stages runs many microbatches and is launched by itself; set \
-                 it to 1",
-            ],
+                 it to 1"],
         ),
         (
             &["parallel.pipeline_chunks=2", "parallel.pipeline_schedule=gpipe"],
@@ -220,10 +208,8 @@ fn meshes_with_stages() {
         (&["mesh.pipeline=0"], &["mesh.pipeline: found 0", "from 1 to"]),
         (
             &["mesh.pipeline=300", "model.num_layers=300"],
-            &[
-                "the mesh asks for 300 replicas, but the backend `cpu` has 256 devices; make \
-                 mesh.data x mesh.fsdp x mesh.pipeline 256 or less",
-            ],
+            &["the mesh asks for 300 replicas, but the backend `cpu` has 256 devices; make \
+                 mesh.data x mesh.fsdp x mesh.pipeline 256 or less"],
         ),
     ];
     for (sets, fragments) in cases {

@@ -48,11 +48,11 @@ fn a_killed_stage_is_named_and_the_run_goes_on() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpt.toml");
-    let config = "[model]\nname = \"gpt\"\nnum_layers = 4\nwidth = 16\nnum_heads = 2\ncontext = 8\n\
+    let config = "[model]\nname = \"gpt\"\nnum_layers = 2\nwidth = 16\nnum_heads = 2\ncontext = 8\n\
                   vocabulary = 16\n[data]\nsource = \"synthetic_tokens\"\nvocab_size = 16\n\
-                  context = 8\n[train]\nglobal_batch = 8\nnum_microbatches = 4\nsteps = 300\n\
+                  context = 8\n[train]\nglobal_batch = 8\nnum_microbatches = 4\nsteps = 90\n\
                   [optimizer]\nname = \"adamw\"\n[schedule]\nname = \"constant\"\npeak = 1e-3\n\
-                  [mesh]\ndata = 1\npipeline = 2\n[checkpoint]\nevery_steps = 30\n\
+                  [mesh]\ndata = 1\npipeline = 2\n[checkpoint]\nevery_steps = 15\n\
                   [compile.overrides]\nxla_backend_optimization_level = 0\n";
     fs::write(&path, config).unwrap();
     let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
@@ -61,7 +61,7 @@ fn a_killed_stage_is_named_and_the_run_goes_on() {
 
     let args = train(text(&path), &[], &["--resume", "--out", text(&killed)]);
     let mut running = Running::start(dir.path(), &launch(2, &[], &args));
-    running.until_step(&killed, 100);
+    running.until_step(&killed, 40);
     let (supervisor, workers) = (running.child.id(), running.workers());
     let (index, pid) = workers[1];
     send("KILL", pid);

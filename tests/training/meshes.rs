@@ -460,13 +460,8 @@ fn a_flipped_bit_in_a_leaf_that_is_not_cut_is_found() {
 #[test]
 fn a_nonfinite_value_in_one_shard_skips_the_update_of_all() {
     const SETS: &[&str] = &["train.precision=f64", "train.on_nonfinite=skip", "optimizer.name=sgd"];
-    const STAGES: &[&str] = &[
-        SETS[1],
-        SETS[2],
-        "schedule.peak=0.1",
-        "train.num_microbatches=4",
-        "mesh.pipeline=3",
-    ];
+    const STAGES: &[&str] =
+        &[SETS[1], SETS[2], "schedule.peak=0.1", "train.num_microbatches=4", "mesh.pipeline=3"];
     let shards = Case { num_steps: 2, sets: SETS, ..MLP[0] };
     let stages = Case { num_steps: 2, sets: STAGES, ..GPTS[0] };
     for (case, mesh, path) in [

@@ -50,10 +50,7 @@ impl<'g> TickInputs<'g> {
             key: inputs.training.key,
             first_example: inputs.training.first_example,
             // Stages index them by microbatches of their own.
-            fields: inputs
-                .batch
-                .fields
-                .map(|_, x| cut(x).stop_gradient().vary(Axis::Pipeline)),
+            fields: inputs.batch.fields.map(|_, x| cut(x).stop_gradient().vary(Axis::Pipeline)),
         }
     }
 

@@ -76,7 +76,8 @@ fn check_state(what: &str, one: &Trained, other: &Trained, has_equal_state: bool
     };
     assert_eq!(bytes(other) == bytes(one), has_equal_state, "{what}");
     assert_eq!(other.trainer.num_params(), one.trainer.num_params(), "{what}");
-    let piece = |leaf: &LeafSpec| leaf.num_bytes() / state.mesh().group_size(leaf.sharding.varying());
+    let piece =
+        |leaf: &LeafSpec| leaf.num_bytes() / state.mesh().group_size(leaf.sharding.varying());
     let held: usize = state.leaves().map(|leaf| leaf.num_bytes()).sum();
     assert_eq!(held, state.specs().values().map(piece).sum::<usize>(), "{what}");
     let num_stages = state.mesh().size(hlo::Axis::Pipeline);

@@ -121,8 +121,7 @@ fn a_flipped_bit_is_found_and_named() {
         ("opt_state.second_moment.blocks.*.mlp.up.bias", 0, "{0} against {1}"),
     ] {
         let leaf = trainer.state().get(path).unwrap();
-        let before: Vec<_> =
-            (0..4).map(|replica| Arc::new(leaf.read(replica).unwrap())).collect();
+        let before: Vec<_> = (0..4).map(|replica| Arc::new(leaf.read(replica).unwrap())).collect();
         let mut changed = before.clone();
         let mut value = (*before[replica]).clone();
         *value.bytes_mut().last_mut().unwrap() ^= 4;
