@@ -28,7 +28,7 @@ fn a_run_continues_on_any_mesh() {
     continue_alike(&[], ONE, &chains);
 }
 
-/// The same with the blocks in stages: of one chunk or two, and of one model or another's half.
+/// The same with the blocks in stages, of one chunk or two.
 #[test]
 fn a_run_continues_on_any_stages() {
     const ONE: &[&str] = &["mesh.data=1"];
