@@ -121,7 +121,7 @@ fn classifiers_agree_with_one_replica() {
 fn other_objectives_agree_with_one_replica() {
     let labels = |field: &BatchField| match field.dtype {
         DType::F64 => {
-            let label = |i: usize| ((i * 5 + i / 7) % 3 == 0) as u8 as f64;
+            let label = |i: usize| f64::from((i * 5 + i / 7).is_multiple_of(3));
             let all: Vec<_> = (0..BATCH * 3).map(label).collect();
             Literal::from_f64(DType::F64, &[BATCH, 3], &all)
         }
