@@ -130,7 +130,7 @@ pub struct LeafRecord {
     /// For each dim, the mesh axes that it was cut over.
     pub sharding: Vec<Vec<String>>,
     /// Number of leading dims that count equal blocks. The indices of the blocks stand for the `*`s
-    /// in the path.
+    /// in the path; see [`LeafSpec::num_stacked`].
     pub num_stacked: usize,
     /// The pieces that it was saved in. They cover it, and none overlap.
     pub pieces: Vec<PieceRecord>,
@@ -317,7 +317,11 @@ impl LeafRecord {
             Ok::<_, String>(AxisSet::of(&names.iter().map(axis).collect::<Result<Vec<_>, _>>()?))
         };
         let sharding: Vec<_> = self.sharding.iter().map(dim).collect::<Result<_, _>>()?;
-        let is_stack = self.path.matches('*').count() == self.num_stacked;
+        let num_indices = self.path.matches('*').count();
+        // The first index may be that of a block of a pipeline.
+        let of_pipeline = num_indices + LeafSpec::PIPELINE_DIMS - 1;
+        let is_stack =
+            self.num_stacked == num_indices || (num_indices > 0 && self.num_stacked == of_pipeline);
         if sharding.len() != self.dims.len() || self.num_stacked > self.dims.len() || !is_stack {
             return Err(format!("has records of `{}` with different numbers of dims", self.path));
         }

@@ -228,7 +228,7 @@ impl Config {
     }
 
     /// [`Self::parse`] of a run's configuration for evaluating its model only: `sets` may ask for
-    /// any mesh, even if the run's batch or stage of ZeRO does not allow it.
+    /// any mesh, even if the run's batch, launches, stage of ZeRO or pipeline do not allow it.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -241,15 +241,21 @@ impl Config {
             train.remove("global_batch");
             train.remove("num_microbatches");
             train.insert("batch_per_replica".to_owned(), 1.into());
+            train.remove("steps_per_launch");
         }
         // Evaluation normalizes with running means, whatever the groups were.
         if let Some(group) = keys.get_mut("model").and_then(|model| model.get_mut(NORM_GROUP)) {
             *group = 1.into();
         }
         if let Some(parallel) = keys.get_mut("parallel").and_then(toml::Value::as_table_mut)
-            && sets.iter().any(|set| set.trim_start().starts_with("mesh."))
+            && sets
+                .iter()
+                .any(|set| set.strip_prefix(UNSET).unwrap_or(set).trim_start().starts_with("mesh."))
         {
-            parallel.remove("zero");
+            // Keys that need an axis which the other mesh may lack, or which it excludes.
+            for key in ["zero", "pipeline_chunks", "pipeline_schedule"] {
+                parallel.remove(key);
+            }
         }
         Self::parse(&keys.to_string(), path, sets)
     }

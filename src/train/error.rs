@@ -244,12 +244,14 @@ pub enum Error {
     /// The mesh has more replicas than there are devices.
     #[error(
         "the mesh asks for {num_replicas} replicas, but the backend `{backend}` has {}; make \
-         mesh.data x mesh.fsdp {num_devices} or less, or set one of the two to \"auto\"",
+         {axes} {num_devices} or less, or set mesh.data or mesh.fsdp to \"auto\"",
         counted(*num_devices, "device")
     )]
     TooManyReplicas {
         /// Replicas of the mesh.
         num_replicas: usize,
+        /// The keys of which they are the product.
+        axes: String,
         /// The backend's name.
         backend: String,
         /// Devices of the backend.

@@ -203,24 +203,35 @@ pub(super) fn check_stages(config: &Config, mesh: Mesh) -> Result<(), Error> {
             )
         }
         Some(num_blocks) if !num_blocks.is_multiple_of(num_stages * num_chunks) => {
-            let parts = num_stages * num_chunks;
-            let below = num_blocks / parts * parts;
-            let nearest = match below {
-                0 => parts.to_string(),
-                below => format!("{below} or {}", below + parts),
-            };
             let chunks = match num_chunks {
                 1 => String::new(),
                 chunks => format!(" of parallel.pipeline_chunks = {chunks} chunks"),
             };
+            let parts = num_stages * num_chunks;
+            let below = num_blocks / parts * parts;
+            let layers = nearest((below > 0).then_some(below), Some(below + parts));
+            // Fewer stages are one at least, which is no pipeline.
+            let fits = |stages: &usize| num_blocks.is_multiple_of(stages * num_chunks);
+            let fewer = (2..num_stages).rev().find(fits);
+            let more = (num_stages..=num_blocks / num_chunks).find(fits);
+            let stages = match (fewer, more) {
+                (None, None) => String::new(),
+                _ => format!("mesh.pipeline = {} or ", nearest(fewer, more)),
+            };
             format!(
                 "the stages{chunks} do not divide the {num_blocks} blocks of the model; with \
-                 model.num_layers = {nearest} they do"
+                 {stages}model.num_layers = {layers} they do"
             )
         }
         Some(_) => return Ok(()),
     };
     Err(Error::Pipeline { num_stages, reason })
+}
+
+/// `2 or 4`, of the two that there are.
+fn nearest(below: Option<usize>, above: Option<usize>) -> String {
+    let numbers: Vec<_> = below.into_iter().chain(above).map(|n| n.to_string()).collect();
+    numbers.join(" or ")
 }
 
 /// Checks that microbatches pass several chunks of a stage in turns.

@@ -13,7 +13,9 @@ use super::programs::LoweredPrograms;
 use super::run::compile_overrides;
 use super::{Error, Job, Run, Trainer};
 use crate::cluster::{Member, Phase, Rendezvous};
-use crate::config::{AutoOr, Backend, Config, DeviceConfig, KernelsConfig, PluginOption};
+use crate::config::{
+    AutoOr, Backend, Config, DeviceConfig, KernelsConfig, MeshConfig, PluginOption,
+};
 use crate::kernels::CpuKernels;
 use crate::observe::StartupSpans;
 use crate::pjrt::{self, Client, CpuWaits, InstallOptions, Platform, Plugin, Process, Value};
@@ -167,7 +169,12 @@ fn check_num_cpu_devices(config: &Config, mesh: &Mesh, num_processes: usize) -> 
 
 fn too_many(config: &Config, num_replicas: usize, num_devices: usize) -> Error {
     let backend = config.device.backend.to_string();
-    Error::TooManyReplicas { num_replicas, backend, num_devices }
+    let MeshConfig { tensor, pipeline, .. } = config.mesh;
+    let others = [("mesh.tensor", tensor), ("mesh.pipeline", pipeline)];
+    let others = others.into_iter().filter(|(_, size)| size.is_some_and(|size| size > 1));
+    let keys = ["mesh.data", "mesh.fsdp"].into_iter().chain(others.map(|(key, _)| key));
+    let axes = keys.collect::<Vec<_>>().join(" x ");
+    Error::TooManyReplicas { num_replicas, axes, backend, num_devices }
 }
 
 /// Adds the configuration's keys to an error that mentions compiler options set there.

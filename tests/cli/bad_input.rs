@@ -136,6 +136,99 @@ fn keys_and_values() {
 }
 
 #[test]
+fn meshes_with_stages() {
+    let gpt = [
+        "model.name=gpt",
+        "model.num_layers=6",
+        "model.width=8",
+        "model.num_heads=2",
+        "data.source=synthetic_tokens",
+        "data.vocab_size=9",
+        "data.context=8",
+        "train.global_batch=48",
+        "mesh.data=1",
+    ];
+    let cases: &[(&[&str], &[&str])] = &[
+        (
+            &["mesh.pipeline=4"],
+            &["mesh.pipeline = 4: the stages do not divide the 6 blocks of the model; with \
+                 mesh.pipeline = 3 or 6 or model.num_layers = 4 or 8 they do"],
+        ),
+        (
+            &["mesh.pipeline=2", "parallel.pipeline_chunks=2"],
+            &["mesh.pipeline = 2: the stages of parallel.pipeline_chunks = 2 chunks do not \
+                 divide the 6 blocks of the model; with mesh.pipeline = 3 or model.num_layers = 4 \
+                 or 8 they do"],
+        ),
+        (
+            &["mesh.pipeline=12"],
+            &["the 6 blocks", "with mesh.pipeline = 6 or model.num_layers = 12 they do"],
+        ),
+        (
+            &["mesh.pipeline=2", "parallel.pipeline_chunks=3", "train.num_microbatches=3"],
+            &["mesh.pipeline = 2: with parallel.pipeline_chunks = 3 the stages take \
+                 microbatches by 2, which does not divide 3; set train.num_microbatches to a \
+                 multiple of 2, or parallel.pipeline_chunks to 1"],
+        ),
+        (
+            &["mesh.pipeline=2", "train.num_microbatches=5"],
+            &["train.global_batch: 48 does not divide over 5 microbatches on 1 replica; the \
+                 nearest that would: 45 or 50"],
+        ),
+        (
+            &["mesh.pipeline=2", "mesh.fsdp=2", "parallel.zero=3"],
+            &["--set parallel.zero=3: parallel.zero: stage 3 gathers parameters at each use, \
+                 but with mesh.pipeline = 2 passes of several microbatches overlap, which use \
+                 them all the time; set it to 1"],
+        ),
+        (
+            &["mesh.pipeline=2", "train.steps_per_launch=4"],
+            &["--set train.steps_per_launch=4: train.steps_per_launch: a step of \
+                 mesh.pipeline = 2 stages runs many microbatches and is launched by itself; set \
+                 it to 1"],
+        ),
+        (
+            &["parallel.pipeline_chunks=2", "parallel.pipeline_schedule=gpipe"],
+            &[
+                "2 errors in",
+                "parallel.pipeline_chunks: there are no stages: mesh.pipeline = 1; set \
+                 mesh.pipeline to 2 or more, or leave out parallel.pipeline_chunks (--unset \
+                 parallel.pipeline_chunks)",
+                "parallel.pipeline_schedule: there are no stages",
+            ],
+        ),
+        (
+            &["mesh.pipeline=2", "parallel.pipeline_chunks=0"],
+            &["parallel.pipeline_chunks: found 0", "from 1 to"],
+        ),
+        (
+            &["mesh.pipeline=2", "parallel.pipeline_schedule=1f2b"],
+            &["parallel.pipeline_schedule: found \"1f2b\"", "1f1b", "gpipe"],
+        ),
+        (&["mesh.pipeline=0"], &["mesh.pipeline: found 0", "from 1 to"]),
+        (
+            &["mesh.pipeline=300", "model.num_layers=300"],
+            &["the mesh asks for 300 replicas, but the backend `cpu` has 256 devices; make \
+                 mesh.data x mesh.fsdp x mesh.pipeline 256 or less"],
+        ),
+    ];
+    for (sets, fragments) in cases {
+        refused(train_args(&[&gpt, *sets].concat(), &[]), &[], fragments);
+    }
+    for (sets, name) in [
+        (&[][..], "mlp"),
+        (&["model.name=resnet", "data.source=synthetic", "data.image=[3, 8, 8]"], "resnet"),
+    ] {
+        let expected = format!(
+            "mesh.pipeline = 2: model.name = {name:?} is not made of equal blocks, which stages \
+             divide; use mesh.data and mesh.fsdp"
+        );
+        let sets = [sets, &["mesh.pipeline=2"]].concat();
+        refused(train_args(&sets, &[]), &[], &[&expected]);
+    }
+}
+
+#[test]
 fn configuration_files() {
     let dir = tempfile::tempdir().unwrap();
     let good = fs::read_to_string(DIGITS).unwrap();

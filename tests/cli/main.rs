@@ -9,6 +9,7 @@
 //! - `run_dir`: a directory holds one run, whatever becomes of it and of the disk
 //! - `output`: files that other commands write
 //! - `own_data`: tables, arrays and images of the user: train, evaluate, predict
+//! - `pipeline`: a model in stages, like one that is whole
 //! - `texts`: fine-tuning on texts, evaluation, prediction, early stopping
 //! - `terminal`: what a person at a terminal sees
 //! - `schedule`: the learning rates that it prints, against those of `train`
@@ -25,6 +26,7 @@ mod folders;
 mod interrupted;
 mod output;
 mod own_data;
+mod pipeline;
 mod plot;
 mod plugin;
 mod reports;

@@ -1,7 +1,7 @@
 //! However many processes share the replicas, a run computes the same bits.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{
     CARGO_DIR, DIGITS, alone, assert_same_run, launch, metrics, run, summary, text, train,
@@ -33,20 +33,27 @@ fn digits_on_four_replicas() {
     compare(dir.path(), "digits", DIGITS, &sets, &[2, 4]);
 }
 
+/// The configuration of a GPT on text, in bf16.
+fn gpt(dir: &Path, num_layers: usize) -> PathBuf {
+    let config = format!(
+        "[model]\nname = \"gpt\"\nnum_layers = {num_layers}\nwidth = 32\nnum_heads = 2\ncontext = \
+         32\n[data]\nsource = \"text\"\npath = \"{CARGO_DIR}/examples/data\"\ncontext = 32\n\
+         [train]\nglobal_batch = 8\nnum_microbatches = 2\nsteps = 6\nprecision = \"bf16\"\n\
+         [optimizer]\nname = \"adamw\"\n[schedule]\nname = \"cosine\"\npeak = 1e-3\n\
+         warmup_steps = 2\n"
+    );
+    let path = dir.join("gpt.toml");
+    fs::write(&path, config).unwrap();
+    path
+}
+
 /// Text, attention, a bf16 computation; sharded state of every stage, over processes and within
 /// them.
 #[test]
 fn a_gpt_on_sharded_meshes() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let config = format!(
-        "[model]\nname = \"gpt\"\nnum_layers = 2\nwidth = 32\nnum_heads = 2\ncontext = 32\n[data]\n\
-         source = \"text\"\npath = \"{CARGO_DIR}/examples/data\"\ncontext = 32\n[train]\n\
-         global_batch = 8\nnum_microbatches = 2\nsteps = 6\nprecision = \"bf16\"\n[optimizer]\n\
-         name = \"adamw\"\n[schedule]\nname = \"cosine\"\npeak = 1e-3\nwarmup_steps = 2\n"
-    );
-    let path = dir.path().join("gpt.toml");
-    fs::write(&path, config).unwrap();
+    let path = gpt(dir.path(), 2);
     for (name, sets, numbers) in [
         ("fsdp 4", &["mesh.data=1", "mesh.fsdp=4", "parallel.zero=3"][..], &[2, 4][..]),
         (
@@ -58,4 +65,23 @@ fn a_gpt_on_sharded_meshes() {
     ] {
         compare(dir.path(), name, text(&path), sets, numbers);
     }
+}
+
+/// Stages on processes of their own, and several on one.
+#[test]
+fn a_gpt_in_stages() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let path = gpt(dir.path(), 4);
+    let sets = |more: &[&'static str]| {
+        [&["compile.overrides.xla_backend_optimization_level=0"], more].concat()
+    };
+    let four = sets(&["mesh.data=1", "mesh.pipeline=4", "train.num_microbatches=4"]);
+    compare(dir.path(), "pipeline 4", text(&path), &four, &[2, 4]);
+    let two = sets(&["mesh.data=2", "mesh.pipeline=2", "parallel.pipeline_chunks=2"]);
+    compare(dir.path(), "2 x pipeline 2", text(&path), &two, &[4]);
+    let again = dir.path().join("again");
+    let args = train(text(&path), &two, &["--out", text(&again)]);
+    run(dir.path(), &launch(2, &[], &args)).succeeded();
+    assert_same_run(&dir.path().join("2 x pipeline 2.4"), &again);
 }

@@ -42,6 +42,39 @@ fn a_killed_process_is_named_and_the_run_goes_on() {
     assert_same_run(&whole, &killed);
 }
 
+/// Each process is a stage.
+#[test]
+fn a_killed_stage_is_named_and_the_run_goes_on() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gpt.toml");
+    let config = "[model]\nname = \"gpt\"\nnum_layers = 2\nwidth = 16\nnum_heads = 2\ncontext = 8\n\
+                  vocabulary = 16\n[data]\nsource = \"synthetic_tokens\"\nvocab_size = 16\n\
+                  context = 8\n[train]\nglobal_batch = 8\nnum_microbatches = 4\nsteps = 90\n\
+                  [optimizer]\nname = \"adamw\"\n[schedule]\nname = \"constant\"\npeak = 1e-3\n\
+                  [mesh]\ndata = 1\npipeline = 2\n[checkpoint]\nevery_steps = 15\n\
+                  [compile.overrides]\nxla_backend_optimization_level = 0\n";
+    fs::write(&path, config).unwrap();
+    let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
+    let args = train(text(&path), &[], &["--out", text(&whole)]);
+    run(dir.path(), &launch(2, &[], &args)).succeeded();
+
+    let args = train(text(&path), &[], &["--resume", "--out", text(&killed)]);
+    let mut running = Running::start(dir.path(), &launch(2, &[], &args));
+    running.until_step(&killed, 40);
+    let (supervisor, workers) = (running.child.id(), running.workers());
+    let (index, pid) = workers[1];
+    send("KILL", pid);
+    let ended = running.end().succeeded();
+    for expected in
+        [&*format!("process {index} (host "), "ended: killed by signal 9", "generation 2 runs"]
+    {
+        assert!(ended.stderr.contains(expected), "{expected}: {}", ended.stderr);
+    }
+    none_left(supervisor);
+    assert_same_run(&whole, &killed);
+}
+
 /// The restart is refused, and says what came first.
 #[test]
 fn a_restart_without_resume_does_not_hide_the_first_failure() {

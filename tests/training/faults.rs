@@ -31,13 +31,13 @@ fn config(sets: &[&str]) -> Config {
 }
 
 /// 256 examples of 8 numbers and a label. One of them may be bad.
-struct Examples {
+pub(crate) struct Examples {
     fields: [Field; 2],
     bad: Option<(u64, Bad)>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Bad {
+pub(crate) enum Bad {
     NotANumber,
     Unreadable,
 }
@@ -50,7 +50,7 @@ impl Examples {
         ]
     }
 
-    fn splits(bad: Option<(u64, Bad)>) -> Splits {
+    pub(crate) fn splits(bad: Option<(u64, Bad)>) -> Splits {
         let fields = Self::fields();
         let eval = Self { fields: fields.clone(), bad: None };
         Splits { train: Arc::new(Self { fields, bad }), eval: Arc::new(eval), warnings: vec![] }
@@ -91,7 +91,7 @@ impl Source for Examples {
 }
 
 /// Trains with files in `out`, replacing those of an earlier run.
-fn train(
+pub(crate) fn train(
     sets: &[&str],
     model: &dyn Model,
     splits: &Splits,
@@ -120,11 +120,11 @@ fn num_steps(out: &Path) -> u64 {
 }
 
 /// The step and the replica that get the bad example.
-const STEP: u64 = 5;
+pub(crate) const STEP: u64 = 5;
 const REPLICA: usize = 2;
 
 /// The data with a bad example for that step and replica, and its index.
-fn bad_splits(bad: Bad) -> (Splits, u64) {
+pub(crate) fn bad_splits(bad: Bad) -> (Splits, u64) {
     let ids = Sampler::new(0, 256, 16).batch(STEP);
     let example = ids[REPLICA * 16 / NUM_REPLICAS + 1];
     (Examples::splits(Some((example, bad))), example)

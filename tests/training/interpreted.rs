@@ -97,26 +97,38 @@ const PIPELINE_GPT: &str = r#"
 model = { name = "gpt", num_layers = 8, width = 8, num_heads = 2, context = 4, vocabulary = 12, dropout = 0.1 }
 data = { source = "synthetic_tokens", vocab_size = 12, context = 4 }
 "#;
-const PIPELINE_MODELS: [&[&str]; 2] = [&[], &["model.remat=true"]];
-const PIPELINE: [&[&str]; 7] = [
-    &["mesh.pipeline=2"],
-    &["mesh.pipeline=4"],
-    &["mesh.pipeline=2", "parallel.pipeline_chunks=2"],
-    &["mesh.pipeline=4", "parallel.pipeline_chunks=2"],
-    &["mesh.pipeline=2", "parallel.pipeline_chunks=4", "parallel.pipeline_schedule=gpipe"],
-    &["mesh.pipeline=2", "parallel.pipeline_schedule=gpipe"],
-    &["mesh.pipeline=4", "parallel.pipeline_schedule=gpipe"],
+const PIPELINE_MODELS: [&[&str]; 4] = [
+    &[],
+    &["model.remat=true"],
+    &["model.scan_layers=true"],
+    &["model.scan_layers=true", "model.remat=true"],
 ];
-const BESIDE_PIPELINE: [&[&str]; 6] = [
-    &["mesh.data=1"],
+/// Stages, chunks of each, and the schedule.
+const PIPELINE: [(usize, usize, &str); 7] = [
+    (2, 1, "1f1b"),
+    (4, 1, "1f1b"),
+    (2, 2, "1f1b"),
+    (4, 2, "1f1b"),
+    (2, 4, "gpipe"),
+    (2, 1, "gpipe"),
+    (4, 1, "gpipe"),
+];
+const BESIDE_PIPELINE: [&[&str]; 5] = [
     &["mesh.data=2"],
     &["mesh.data=1", "mesh.fsdp=2"],
     &["mesh.data=1", "mesh.fsdp=2", "parallel.zero=2", "mesh.tensor=2"],
     &["mesh.data=1", "mesh.tensor=2", "parallel.sequence=false"],
     &["mesh.data=2", "mesh.tensor=2"],
 ];
-const TURNS: [&[&str]; 3] =
-    [&["train.num_microbatches=4"], &["train.num_microbatches=8"], &["train.num_microbatches=16"]];
+
+/// Numbers of microbatches: one, a number that no stages divide, and enough that a stage uses the
+/// memory of one for another. Chunks need a multiple of the stages.
+fn microbatches((num_stages, num_chunks, _): (usize, usize, &str)) -> [usize; 3] {
+    match num_chunks {
+        1 => [1, 3, 3 * num_stages],
+        _ => [1, 3, 3].map(|groups| groups * num_stages),
+    }
+}
 
 /// Losses, and the model after the last step.
 struct Trained {
@@ -295,30 +307,62 @@ fn every_pair_of_settings_with_tensor_parallelism_agrees_with_one_replica() {
 /// Blocks that are cut into stages.
 #[test]
 fn every_pair_of_settings_with_a_pipeline_agrees_with_one_replica() {
-    const BATCH: &str = "train.global_batch=32";
+    const BATCH: &str = "train.global_batch=24";
     let rows = combinations(&[
         PIPELINE_MODELS.len(),
         OPTIMIZERS.len(),
         PIPELINE.len(),
         BESIDE_PIPELINE.len(),
-        TURNS.len(),
+        3,
     ]);
     let references: Vec<_> = OPTIMIZERS
         .par_iter()
         .map(|optimizer| train(PIPELINE_GPT, &[ONE, optimizer, &[BATCH]].concat()))
         .collect();
     rows.par_iter().for_each(|row| {
-        let [model, optimizer, pipeline, beside, turns] = row[..] else { unreachable!() };
+        let [model, optimizer, pipeline, beside, microbatches] = row[..] else { unreachable!() };
+        let pipeline = PIPELINE[pipeline];
+        let (num_stages, num_chunks, schedule) = pipeline;
+        let mut of_pipeline = vec![
+            format!("mesh.pipeline={num_stages}"),
+            format!("parallel.pipeline_schedule={schedule}"),
+            format!("train.num_microbatches={}", self::microbatches(pipeline)[microbatches]),
+        ];
+        of_pipeline
+            .extend((num_chunks > 1).then(|| format!("parallel.pipeline_chunks={num_chunks}")));
+        let of_pipeline: Vec<_> = of_pipeline.iter().map(String::as_str).collect();
         let sets = [
             PIPELINE_MODELS[model],
             OPTIMIZERS[optimizer],
-            PIPELINE[pipeline],
             BESIDE_PIPELINE[beside],
-            TURNS[turns],
+            &of_pipeline,
             &[BATCH],
         ]
         .concat();
         check(&format!("{sets:?}"), &references[optimizer], &train(PIPELINE_GPT, &sets));
+    });
+}
+
+/// The same, where parts of the model are not trained.
+#[test]
+fn frozen_parts_with_a_pipeline_agree_with_one_replica() {
+    const BLOCKS: &str = "optimizer.freeze=['blocks.*']";
+    const OUTER: &str = "optimizer.freeze=['embed.*', 'position.*', 'norm.*']";
+    const SOME: &str = "optimizer.freeze=['blocks.*.attn.*', 'blocks.[0-3].*', 'position.*']";
+    const PIPELINE: [&[&str]; 2] = [
+        &["mesh.data=2", "mesh.pipeline=2", "train.num_microbatches=3"],
+        &["mesh.pipeline=4", "parallel.pipeline_chunks=2", "mesh.data=1", "mesh.tensor=2"],
+    ];
+    [BLOCKS, OUTER, SOME].par_iter().for_each(|freeze| {
+        let sets = |more: &[&'static str]| {
+            let common = [freeze, "train.global_batch=24", "train.num_microbatches=4"];
+            [&common, more].concat()
+        };
+        let one = train(PIPELINE_GPT, &sets(ONE));
+        for pipeline in PIPELINE {
+            let other = train(PIPELINE_GPT, &sets(pipeline));
+            check(&format!("{freeze} on {pipeline:?}"), &one, &other);
+        }
     });
 }
 

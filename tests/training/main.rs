@@ -10,7 +10,7 @@
 //! - `host_collectives`, `host_kernels`: what this process computes for the CPU backend
 //! - `checkpoints`: a run that is continued is the run that was not interrupted
 //! - `comm`: what a way to sum gradients keeps from step to step
-//! - `tensor`: layers that are cut over an axis
+//! - `tensor`: layers that are cut over an axis; `pipeline`: blocks that are cut into stages
 //! - `nonfinite`, `faults`, `model_metrics`: steps that are skipped, what ends a run, metrics of a
 //!   model
 //! - `xnnpack`: fusions that block workers of the plugin
@@ -29,6 +29,7 @@ mod lockstep;
 mod meshes;
 mod model_metrics;
 mod nonfinite;
+mod pipeline;
 mod resnet;
 mod stacked;
 mod tensor;

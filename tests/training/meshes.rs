@@ -455,21 +455,28 @@ fn a_flipped_bit_in_a_leaf_that_is_not_cut_is_found() {
     }
 }
 
-/// A value in one shard that makes the next state of that shard infinite keeps every replica from
-/// updating, although loss and gradients are finite on all of them.
+/// A value in one shard, or in the rows of one stage, that makes the next state of that replica
+/// infinite keeps every replica from updating, although loss and gradients are finite on all.
 #[test]
 fn a_nonfinite_value_in_one_shard_skips_the_update_of_all() {
-    let sets = &["train.precision=f64", "train.on_nonfinite=skip", "optimizer.name=sgd"];
-    let case = Case { num_steps: 2, sets, ..MLP[0] };
-    let mut other = train(&case, MESHES[2]);
-    let path = "opt_state.momentum.blocks.0.linear.weight";
-    let spec = other.trainer.state().specs()[path].clone();
-    let mut momentum = Literal::zeros(spec.dtype, &spec.dims);
-    *momentum.as_mut_slice::<f64>().last_mut().unwrap() = f64::INFINITY;
-    other.trainer.state_mut().scatter(path, &momentum).unwrap();
-    let before = other.trainer.model().unwrap();
-    let result = other.step(2);
-    assert!(result.loss.is_finite() && result.grad_norm.is_finite() && !result.is_finite());
-    assert_eq!(result.num_skipped, 1);
-    assert!(other.trainer.model().unwrap().values().eq(before.values()));
+    const SETS: &[&str] = &["train.precision=f64", "train.on_nonfinite=skip", "optimizer.name=sgd"];
+    const STAGES: &[&str] =
+        &[SETS[1], SETS[2], "schedule.peak=0.1", "train.num_microbatches=4", "mesh.pipeline=3"];
+    let shards = Case { num_steps: 2, sets: SETS, ..MLP[0] };
+    let stages = Case { num_steps: 2, sets: STAGES, ..GPTS[0] };
+    for (case, mesh, path) in [
+        (shards, MESHES[2], "opt_state.momentum.blocks.0.linear.weight"),
+        (stages, ONE, "opt_state.momentum.blocks.*.mlp.up.weight"),
+    ] {
+        let mut other = train(&case, mesh);
+        let spec = other.trainer.state().specs()[path].clone();
+        let mut momentum = Literal::zeros(spec.dtype, &spec.dims);
+        *momentum.as_mut_slice::<f64>().last_mut().unwrap() = f64::INFINITY;
+        other.trainer.state_mut().scatter(path, &momentum).unwrap();
+        let before = other.trainer.model().unwrap();
+        let result = other.step(2);
+        assert!(result.loss.is_finite() && result.grad_norm.is_finite() && !result.is_finite());
+        assert_eq!(result.num_skipped, 1, "{path}");
+        assert!(other.trainer.model().unwrap().values().eq(before.values()), "{path}");
+    }
 }

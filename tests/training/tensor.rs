@@ -13,31 +13,54 @@ use lockstep::parallel::{GatherAt, ParallelPlan, PlainSum};
 use lockstep::step::{self, BatchField, DeclaredStep, StepSpec};
 use models::encoder::{Encoder, EncoderFamily, Head};
 use models::gpt::Gpt;
-use models::layers::{Attention, Rotary, attention, embedding, rms_norm, swiglu};
+use models::layers::{Attention, Embedding, Rotary, attention, embedding, rms_norm, swiglu};
 use models::loss::vocabulary_cross_entropy;
-use models::{AttentionKernels, Batch, Initializer, Loss, Model, Precision, Scope, Stack, stack};
+use models::{
+    AttentionKernels, Batch, Embedded, Initializer, Loss, Model, Pipelined, Precision, Scope, Stack,
+};
 
-const BATCH: usize = 8;
-const POSITIONS: usize = 8;
-const VOCABULARY: usize = 30;
+pub(crate) const BATCH: usize = 8;
+pub(crate) const POSITIONS: usize = 8;
+pub(crate) const VOCABULARY: usize = 30;
 const WEIGHTS: Initializer = Initializer::Normal { std: 0.2 };
 
 /// A decoder of grouped queries with norms, rotary embeddings and gated layers.
 #[derive(Clone, Copy)]
-struct Decoder {
-    num_kv_heads: usize,
-    scan: bool,
+pub(crate) struct Decoder {
+    pub(crate) num_blocks: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) scan: bool,
+    /// `true` if the head uses the table of the embedding.
+    pub(crate) is_tied: bool,
 }
 
-impl Model for Decoder {
-    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
-        let (x_bt, y_bt) = (batch.field("x"), batch.field("y"));
+pub(crate) const DECODER: Decoder =
+    Decoder { num_blocks: 2, num_kv_heads: 4, scan: false, is_tied: true };
+const DECODER_WIDTH: usize = 32;
+
+impl Pipelined for Decoder {
+    fn stack(&self) -> Stack {
+        Stack { num_blocks: self.num_blocks, scan: self.scan, remat: false }
+    }
+
+    fn embed<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Embedded<'g> {
+        let x_bt = batch.field("x");
         let [b, t] = x_bt.dims();
-        let (width, n) = (32, b * t);
-        let table = embedding(&scope.at("embed"), VOCABULARY, width, WEIGHTS);
-        let x_nw = scope.leave(table.embed(x_bt).reshape(&[n, width]));
+        let table = embedding(&scope.at("embed"), VOCABULARY, DECODER_WIDTH, WEIGHTS);
+        let x = scope.leave(table.embed(x_bt).reshape(&[b * t, DECODER_WIDTH]));
+        let tied = self.is_tied.then(|| table.tied()).into_iter().collect();
+        Embedded { x, given: vec![], tied, num_positions: t }
+    }
+
+    fn block<'g>(
+        &self,
+        scope: &Scope<'g>,
+        x_nw: Tensor<'g>,
+        _given: &[Tensor<'g>],
+        num_positions: usize,
+    ) -> Tensor<'g> {
         let parts = Attention {
-            num_positions: t,
+            num_positions,
             num_heads: 4,
             num_kv_heads: self.num_kv_heads,
             causal: true,
@@ -47,21 +70,41 @@ impl Model for Decoder {
             qkv: WEIGHTS,
             out: WEIGHTS,
         };
-        let how = Stack { num_blocks: 2, scan: self.scan, remat: false };
-        let x_nw = stack(&scope.at("blocks"), x_nw, how, |scope, x_nw| {
-            let normal_nw = rms_norm(&scope.at("norm1"), x_nw, 1e-6);
-            let x_nw = x_nw + attention(&scope.at("attn"), normal_nw, None, parts);
-            let normal_nw = rms_norm(&scope.at("norm2"), x_nw, 1e-6);
-            x_nw + swiglu(&scope.at("mlp"), normal_nw, 48, WEIGHTS, WEIGHTS)
-        });
-        let normal_nw = rms_norm(&scope.at("norm"), x_nw, 1e-6);
+        let normal_nw = rms_norm(&scope.at("norm1"), x_nw, 1e-6);
+        let x_nw = x_nw + attention(&scope.at("attn"), normal_nw, None, parts);
+        let normal_nw = rms_norm(&scope.at("norm2"), x_nw, 1e-6);
+        x_nw + swiglu(&scope.at("mlp"), normal_nw, 48, WEIGHTS, WEIGHTS)
+    }
+
+    fn is_head_by_row(&self) -> bool {
+        true
+    }
+
+    fn head<'g>(&self, scope: &Scope<'g>, last: &Embedded<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        let normal_nw = rms_norm(&scope.at("norm"), last.x, 1e-6);
+        let table = match last.tied[..] {
+            [tied] => Embedding::of_tied(scope, tied),
+            _ => embedding(&scope.at("unembed"), VOCABULARY, DECODER_WIDTH, WEIGHTS),
+        };
         let logits_nv = table.logits(scope.enter(normal_nw));
-        let weight_n = batch.weight.broadcast_in_dim(&[b, t], &[0]).reshape(&[n]);
-        vocabulary_cross_entropy(scope, logits_nv, y_bt.reshape(&[n]), weight_n, VOCABULARY)
+        let y_bt = batch.field("y");
+        let (y_n, weight_n) =
+            (y_bt.reshape(&[y_bt.num_elements()]), batch.weight_of_positions(y_bt));
+        vocabulary_cross_entropy(scope, logits_nv, y_n, weight_n, VOCABULARY)
     }
 }
 
-fn encoder(family: EncoderFamily, head: Head, scan_layers: bool) -> Encoder {
+impl Model for Decoder {
+    fn loss<'g>(&self, scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
+        self.run(scope, batch)
+    }
+
+    fn pipelined(&self) -> Option<&dyn Pipelined> {
+        Some(self)
+    }
+}
+
+pub(crate) fn encoder(family: EncoderFamily, head: Head, scan_layers: bool) -> Encoder {
     Encoder {
         family,
         num_layers: 2,
@@ -80,7 +123,7 @@ fn encoder(family: EncoderFamily, head: Head, scan_layers: bool) -> Encoder {
     }
 }
 
-fn gpt(scan_layers: bool) -> Gpt {
+pub(crate) fn gpt(scan_layers: bool) -> Gpt {
     Gpt {
         num_layers: 2,
         width: 32,
@@ -95,7 +138,7 @@ fn gpt(scan_layers: bool) -> Gpt {
 }
 
 /// Tokens, with a label for each position, or for each example.
-fn fields(has_classes: bool) -> Vec<BatchField> {
+pub(crate) fn fields(has_classes: bool) -> Vec<BatchField> {
     let field = |name: &str, dims: &[usize]| BatchField {
         name: name.to_owned(),
         dtype: DType::I32,
@@ -107,7 +150,7 @@ fn fields(has_classes: bool) -> Vec<BatchField> {
 }
 
 /// A field of the whole batch.
-fn values(field: &BatchField) -> Literal {
+pub(crate) fn values(field: &BatchField) -> Literal {
     let dims = [&[BATCH], &field.dims[..]].concat();
     let count: usize = dims.iter().product();
     let value = |i: usize| match &*field.name {
@@ -130,12 +173,22 @@ fn with_step<R>(
     plan: ParallelPlan,
     run: impl FnOnce(&DeclaredStep<'_>) -> R,
 ) -> Result<R, step::StepError> {
+    with_microbatches(1, model, fields, plan, run)
+}
+
+fn with_microbatches<R>(
+    num_microbatches: usize,
+    model: &dyn Model,
+    fields: &[BatchField],
+    plan: ParallelPlan,
+    run: impl FnOnce(&DeclaredStep<'_>) -> R,
+) -> Result<R, step::StepError> {
     let spec = StepSpec {
         model,
         fields,
         plan,
-        microbatch: BATCH / plan.mesh.num_batch_shards(),
-        num_microbatches: 1,
+        microbatch: BATCH / plan.mesh.num_batch_shards() / num_microbatches,
+        num_microbatches,
         precision: Precision::uniform(DType::F64),
         optimizer: &chain(vec![]),
         synchronize: &PlainSum,
@@ -154,14 +207,23 @@ fn run_graph(graph: &Graph, values: &Values) -> Values {
 }
 
 /// Loss and whole gradients by the names of the rows of parameters.
-fn gradients(model: &dyn Model, fields: &[BatchField], plan: ParallelPlan) -> (f64, Tree<Literal>) {
+pub(crate) type Gradients = (f64, Tree<Literal>);
+
+/// Those of a step on these values of the fields of the whole batch.
+pub(crate) fn gradients(
+    model: &dyn Model,
+    fields: &[BatchField],
+    values_of: &dyn Fn(&BatchField) -> Literal,
+    plan: ParallelPlan,
+    num_microbatches: usize,
+) -> Gradients {
     let mesh = plan.mesh;
-    with_step(model, fields, plan, |declared| {
+    with_microbatches(num_microbatches, model, fields, plan, |declared| {
         let seed = vec![Literal::from_slice(&[2], &[0u32, 3]); mesh.num_replicas()];
         let mut values = Values::from([(step::SEED.to_owned(), seed)]);
         values.extend(run_graph(&step::trace_init(declared).unwrap(), &values));
         for field in fields {
-            let whole = self::values(field);
+            let whole = values_of(field);
             let size = BATCH / mesh.num_batch_shards();
             let piece = |replica| {
                 let mut start = vec![0; whole.dims().len()];
@@ -193,14 +255,39 @@ fn join(leaf: &LeafSpec, mesh: &Mesh, on_replicas: &[Literal]) -> Literal {
     whole
 }
 
-fn check(what: &str, model: &dyn Model, has_classes: bool) {
-    let fields = fields(has_classes);
-    let (loss, expected) = gradients(model, &fields, plan(&[], GatherAt::Step, false));
+/// Those of one replica that runs the batch as a whole. They are not trivial.
+pub(crate) fn of_one_replica(
+    what: &str,
+    model: &dyn Model,
+    fields: &[BatchField],
+    values_of: &dyn Fn(&BatchField) -> Literal,
+) -> Gradients {
+    let one = ParallelPlan::new(Mesh::SINGLE, GatherAt::Step);
+    let expected = gradients(model, fields, values_of, one, 1);
     let is_random = |(path, gradient): &(&str, &Literal)| {
         // The gradient of keys' biases is zero but for rounding.
         !path.ends_with("key.bias") && gradient.to_f64().iter().any(|x| x.abs() > 1e-9)
     };
-    assert!(expected.iter().filter(is_random).count() > 10, "{what}");
+    assert!(expected.1.iter().filter(is_random).count() > 10, "{what}");
+    expected
+}
+
+pub(crate) fn assert_alike(what: &str, expected: &Gradients, found: &Gradients) {
+    let ((loss, expected), (found, gradients)) = (expected, found);
+    assert!((found - loss).abs() < 1e-12 * loss.abs(), "{what}: {found} {loss}");
+    assert!(gradients.paths().eq(expected.paths()), "{what}");
+    for (path, expected) in expected.iter() {
+        let (found, expected) = (gradients[path].to_f64(), expected.to_f64());
+        let scale = expected.iter().fold(1e-3, |scale: f64, x| scale.max(x.abs()));
+        let is_close = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-10 * scale;
+        let num_close = found.iter().zip(&expected).filter(|pair| is_close(*pair)).count();
+        assert_eq!((num_close, found.len()), (expected.len(), expected.len()), "{what}: {path}");
+    }
+}
+
+fn check(what: &str, model: &dyn Model, has_classes: bool) {
+    let fields = fields(has_classes);
+    let expected = of_one_replica(what, model, &fields, &values);
     let beside = [
         (2, vec![(Axis::Data, 2)], GatherAt::Step),
         (4, vec![(Axis::Fsdp, 2)], GatherAt::Use),
@@ -210,17 +297,8 @@ fn check(what: &str, model: &dyn Model, has_classes: bool) {
         for sequence in [false, true] {
             let sizes = [&beside[..], &[(Axis::Tensor, num_pieces)]].concat();
             let plan = plan(&sizes, gather_at, sequence);
-            let (found, gradients) = gradients(model, &fields, plan);
             let what = format!("{what} on {sizes:?}, sequence {sequence}");
-            assert!((found - loss).abs() < 1e-12 * loss.abs(), "{what}: {found} {loss}");
-            assert!(gradients.paths().eq(expected.paths()), "{what}");
-            for (path, expected) in expected.iter() {
-                let (found, expected) = (gradients[path].to_f64(), expected.to_f64());
-                let scale = expected.iter().fold(1e-3, |scale: f64, x| scale.max(x.abs()));
-                let differs = |(a, b): (&f64, &f64)| (a - b).abs() > 1e-10 * scale;
-                let num_other = found.iter().zip(&expected).filter(|pair| differs(*pair)).count();
-                assert_eq!((num_other, found.len()), (0, expected.len()), "{what}: {path}");
-            }
+            assert_alike(&what, &expected, &gradients(model, &fields, &values, plan, 1));
         }
     }
 }
@@ -229,7 +307,8 @@ fn check(what: &str, model: &dyn Model, has_classes: bool) {
 fn a_decoder_with_grouped_heads_and_norms_agrees_with_one_replica() {
     // One head of keys for all, and fewer than replicas: gathered over those that share it.
     for (num_kv_heads, scan) in [(4, false), (2, true), (1, false)] {
-        check(&format!("{num_kv_heads} kv heads"), &Decoder { num_kv_heads, scan }, false);
+        let model = Decoder { num_kv_heads, scan, ..DECODER };
+        check(&format!("{num_kv_heads} kv heads"), &model, false);
     }
 }
 
@@ -240,7 +319,7 @@ fn a_loss_in_chunks_of_rows_agrees_with_one_replica() {
     let model = Gpt { vocabulary: VOCABULARY, loss_chunk_rows: Some(24), ..gpt(true) };
     let (whole, fields) = (Gpt { loss_chunk_rows: None, ..model.clone() }, fields(false));
     let [(loss, _), (expected, _)] =
-        [&model, &whole].map(|model| gradients(model, &fields, plan(&[], GatherAt::Step, false)));
+        [&model, &whole].map(|model| of_one_replica("chunks", model, &fields, &values));
     assert!((loss - expected).abs() < 1e-12 * expected, "{loss} {expected}");
     check("chunks", &model, false);
 }
@@ -374,7 +453,7 @@ fn sizes_that_do_not_fit_are_refused_with_those_that_do() {
     let error = refused(&gpt(false), 3, false);
     assert!(error.contains("mesh.tensor = 3 does not fit 4 heads"), "{error}");
     assert!(error.contains("1, 2, 4 do"), "{error}");
-    let error = refused(&Decoder { num_kv_heads: 4, scan: false }, 8, false);
+    let error = refused(&DECODER, 8, false);
     assert!(error.contains("mesh.tensor = 8 does not fit 4 heads"), "{error}");
     let error = refused(&Gpt { num_heads: 16, width: 48, ..gpt(false) }, 48, true);
     assert!(error.contains("set parallel.sequence = false"), "{error}");

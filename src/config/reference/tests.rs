@@ -114,11 +114,13 @@ const NEEDED: [(&str, &str); 9] = [
 ];
 
 /// Settings beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 15] = [
+const COMPANIONS: [(&str, &[&str]); 17] = [
     ("data.eval_y", &["data.eval_x=other"]),
     ("mesh.data", &["train.global_batch=131072"]),
     ("parallel.zero", &["mesh.fsdp=2"]),
     ("parallel.scatter_line", &["mesh.fsdp=auto"]),
+    ("parallel.pipeline_schedule", &["mesh.pipeline=2"]),
+    ("parallel.pipeline_chunks", &["mesh.pipeline=2"]),
     ("model.width", &["model.num_heads=1"]),
     ("model.num_heads", &["model.width=1048576"]),
     ("train.steps_per_launch", &["train.check_lockstep_every=0"]),
@@ -338,7 +340,7 @@ fn some_sets(section: &'static str, choice: &'static str) -> impl Strategy<Value
 fn whatever_is_set_survives_being_written_and_read_again() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut num_accepted = 0;
-    for _ in 0..800 {
+    for _ in 0..1000 {
         let mut draw =
             |choices: Vec<&'static str>| select(choices).new_tree(&mut runner).unwrap().current();
         let choices: Vec<_> = SECTIONS

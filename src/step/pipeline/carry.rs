@@ -49,7 +49,8 @@ impl<'g> TickInputs<'g> {
             blocks,
             key: inputs.training.key,
             first_example: inputs.training.first_example,
-            fields: inputs.batch.fields.map(|_, x| cut(x).stop_gradient()),
+            // Stages index them by microbatches of their own.
+            fields: inputs.batch.fields.map(|_, x| cut(x).stop_gradient().vary(Axis::Pipeline)),
         }
     }
 
