@@ -10,6 +10,7 @@
 //! - `host_collectives`, `host_kernels`: what this process computes for the CPU backend
 //! - `checkpoints`: a run that is continued is the run that was not interrupted
 //! - `comm`: what a way to sum gradients keeps from step to step
+//! - `wire`: algorithms of sums, and sums in fewer bits
 //! - `tensor`: layers that are cut over an axis; `pipeline`: blocks that are cut into stages
 //! - `nonfinite`, `faults`, `model_metrics`: steps that are skipped, what ends a run, metrics of a
 //!   model
@@ -33,5 +34,6 @@ mod pipeline;
 mod resnet;
 mod stacked;
 mod tensor;
+mod wire;
 mod xnnpack;
 mod zero;
