@@ -222,9 +222,8 @@ impl TargetStep {
         };
         // A step with stages is launched by itself.
         let has_stages = num_blocks > 1 && config.train.steps_per_launch == 1;
-        let cuts_blocks = |stages: &usize| {
-            *stages == 1 || (has_stages && num_blocks.is_multiple_of(*stages))
-        };
+        let cuts_blocks =
+            |stages: &usize| *stages == 1 || (has_stages && num_blocks.is_multiple_of(*stages));
         let most_along_pipeline = num_blocks.clamp(1, MAX_STAGES);
         let pairs = (1..=self.most_along_tensor).filter(cuts_layers).flat_map(|tensor| {
             (1..=most_along_pipeline).filter(cuts_blocks).map(move |stages| (tensor, stages))

@@ -158,9 +158,8 @@ impl Choice {
     fn schedule(self, knobs: &Knobs) -> Option<PipelineSchedule> {
         let (order, num_stages) = (knobs.pipeline.order, self.pieces.pipeline);
         let num_microbatches = knobs.num_microbatches * self.parts;
-        (num_stages > 1).then(|| {
-            PipelineSchedule::new(order, num_stages, self.num_chunks, num_microbatches)
-        })
+        (num_stages > 1)
+            .then(|| PipelineSchedule::new(order, num_stages, self.num_chunks, num_microbatches))
     }
 
     /// The fraction of the ticks in which a stage is idle.
@@ -406,8 +405,7 @@ fn choices(least: Option<Choice>, remats: &[bool], knobs: &Knobs) -> Vec<Choice>
             };
             for (zero, remat) in stages.flat_map(|zero| remats.iter().map(move |r| (zero, *r))) {
                 for num_chunks in chunks(pieces, knobs) {
-                    let with =
-                        |parts| Choice { pieces, num_chunks, fsdp, zero, remat, parts };
+                    let with = |parts| Choice { pieces, num_chunks, fsdp, zero, remat, parts };
                     let all = divisors(num_examples / now).map(with);
                     found.extend(all.filter(|choice| choice.takes_turns(knobs)));
                 }
@@ -570,7 +568,8 @@ mod tests {
         of_gpt.pieces = half(1);
         of_gpt.other_pieces = [2, 4].map(half).to_vec();
         let found = lines(&memory(24 * GIB, 8 * GIB + GIB / 8), &of_gpt);
-        let expected = "--set train.num_microbatches=4 --set mesh.pipeline=4 --set mesh.data=auto (";
+        let expected =
+            "--set train.num_microbatches=4 --set mesh.pipeline=4 --set mesh.data=auto (";
         assert!(found.iter().any(|line| line.starts_with(expected)), "{found:?}");
         // A search goes over chunks and more microbatches too, but not of one for more stages.
         let (all, _) = candidates(&memory(24 * GIB, 8 * GIB + GIB / 8), &of_gpt);

@@ -17,8 +17,8 @@ use super::cost::{
 };
 use super::hlo_proto::HloModule;
 use super::listing::listing;
-use super::pipeline::count_heads;
 use super::memory::{GPU_MEMORY_FRACTION, Memory};
+use super::pipeline::count_heads;
 use super::worker::{self, Compilation, Request, WorkerError};
 use super::{
     Chip, Collective, CollectivePhase, CompileReport, ScatterForm, SentByStages, StepPipeline,

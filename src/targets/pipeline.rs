@@ -57,6 +57,8 @@ pub struct SentByStages {
 
 /// Columns of a picture.
 const WIDTH: usize = 92;
+/// Columns of these for the name of a stage.
+const NAME: usize = 9;
 /// Columns of these for the last ticks, if not all have room.
 const END: usize = 30;
 /// Stages of a picture.
@@ -85,20 +87,30 @@ impl StepPipeline {
         }
     }
 
-    /// The passes of each stage, tick by tick, a line for each. In the middle of wide pictures
-    /// ticks are left out, and of high ones stages.
+    /// The passes of each stage, tick by tick, a line for each after one that says what is what. In
+    /// the middle of wide pictures ticks are left out, and of high ones stages.
     pub fn picture(&self) -> Vec<String> {
+        let (number, chunk) = match self.schedule.num_chunks() {
+            1 => ("3", ""),
+            _ => ("3.1", " through chunk 1"),
+        };
+        let legend = format!(
+            "F{number}: forward pass of microbatch 3{chunk}, B{number}: its backward pass, .: idle"
+        );
         let all: Vec<String> = self.schedule.to_string().lines().map(str::to_owned).collect();
+        // After the name of the stage, each pass has as many columns as the longest.
+        let last = self.schedule.num_microbatches().saturating_sub(1);
+        let column = format!(" F{last}{}", number.trim_start_matches('3')).len();
+        let whole = |columns: usize| columns / column * column;
+        let (start, end) = (NAME + whole(WIDTH - NAME - END - 3), whole(END));
         let elided = |line: &String| {
-            let chars: Vec<char> = line.trim_end().chars().collect();
-            let width = all.iter().map(|line| line.len()).max().unwrap_or(0);
-            if width <= WIDTH {
-                return chars.into_iter().collect();
-            }
-            let padded = format!("{line:<width$}");
-            let start: String = padded.chars().take(WIDTH - END - 4).collect();
-            let end: String = padded.chars().skip(width - END).collect();
-            format!("{start} .. {}", end.trim_end())
+            // All lines are equally long.
+            let middle = line.len().saturating_sub(end);
+            let line = match (line.get(..start), line.get(middle..)) {
+                (Some(start), Some(end)) if line.len() > WIDTH => format!("{start} ..{end}"),
+                _ => line.clone(),
+            };
+            line.trim_end().to_owned()
         };
         let mut lines: Vec<String> = all.iter().map(elided).collect();
         if lines.len() > MAX_STAGES {
@@ -106,6 +118,7 @@ impl StepPipeline {
             let half = MAX_STAGES / 2;
             lines.splice(half..half + left_out, [format!("({left_out} more stages)")]);
         }
+        lines.insert(0, legend);
         lines
     }
 }
@@ -137,15 +150,17 @@ impl PipelineReport {
         }
         let percent = |fraction: f64| format!("{:.0} %", 100.0 * fraction);
         let sent = self.sent.map(|sent| {
-            let mut line =
-                format!("{} of the permutes' bytes beside matmuls", percent(sent.overlapped_fraction));
+            let mut line = format!(
+                "{} of the permutes' bytes beside matmuls",
+                percent(sent.overlapped_fraction)
+            );
             let parts = [
                 (sent.steady_overlapped_fraction, "of those in ticks with both passes"),
                 (sent.filling_overlapped_fraction, "of those while the pipeline fills and drains"),
             ];
-            let parts = parts.into_iter().filter_map(|(fraction, of)| {
-                Some(format!("{} {of}", percent(fraction?)))
-            });
+            let parts = parts
+                .into_iter()
+                .filter_map(|(fraction, of)| Some(format!("{} {of}", percent(fraction?))));
             let parts: Vec<_> = parts.collect();
             if !parts.is_empty() {
                 line += &format!(": {}", parts.join(", "));
@@ -167,8 +182,7 @@ impl SentByStages {
             .flatten()
             .and_then(|at| loops.get(at).copied());
         let is_steady = |collective: &Collective| Some(collective.in_loop) == steady;
-        let permutes: Vec<_> =
-            collectives.iter().filter(|c| c.is_of_stages()).cloned().collect();
+        let permutes: Vec<_> = collectives.iter().filter(|c| c.is_of_stages()).cloned().collect();
         let overlapped = overlapped_fraction(&permutes, |_| true)?;
         let has_parts = loops.len() == phases.len();
         let of = |steady: bool| {
@@ -219,4 +233,79 @@ fn loops(collectives: &[Collective]) -> Vec<usize> {
     loops.sort_unstable();
     loops.dedup();
     loops
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::CollectivePhase;
+    use super::*;
+    use crate::parallel::PipelinePlan;
+
+    fn pipeline(num_stages: usize, num_microbatches: usize) -> StepPipeline {
+        let PipelinePlan { order, num_chunks } = PipelinePlan::default();
+        let schedule = PipelineSchedule::new(order, num_stages, num_chunks, num_microbatches);
+        StepPipeline { schedule, head_rows: Some(10) }
+    }
+
+    #[test]
+    fn pictures_are_cut_in_the_middle() {
+        let small = pipeline(2, 4).picture();
+        assert_eq!(small.len(), 3);
+        let wide = pipeline(4, 64).picture();
+        assert!(wide[1..].iter().all(|line| line.len() <= WIDTH), "{wide:?}");
+        assert!(wide[1].starts_with("stage 0   F0  F1") && wide[1].contains(" .. "), "{wide:?}");
+        assert!(wide[1].ends_with("B63") && wide[4].contains(" B63 "), "{wide:?}");
+        let high = pipeline(24, 24).picture();
+        assert_eq!((high.len(), &*high[9]), (18, "(8 more stages)"));
+    }
+
+    #[test]
+    fn padding_and_idle_ticks_are_said() {
+        let line = &pipeline(4, 8).report().lines()[0];
+        let expected = "8 microbatches through 4 stages: 11 ticks, idle 27 % of them, 8 \
+                        microbatches kept, 16.7 % of the head's rows are padding";
+        assert_eq!(line, expected);
+        let whole = StepPipeline { head_rows: None, ..pipeline(4, 8) }.report();
+        assert!(whole.lines()[0].ends_with("the head whole on each stage"));
+    }
+
+    /// Of 12 microbatches through 4 stages: loops of 5, 10 and 5 ticks.
+    #[test]
+    fn what_stages_send_is_by_the_loops_of_ticks() {
+        let permute = |in_loop: usize, count: u64, overlapped_matmuls: usize| Collective {
+            kind: "collective_permute".into(),
+            phase: CollectivePhase::Other,
+            bytes: 100,
+            count,
+            group_size: 4,
+            num_groups: 1,
+            axes: vec!["pipeline".to_owned()],
+            asynchronous: true,
+            overlapped_matmuls,
+            group: vec![],
+            in_loop,
+            in_branch: false,
+        };
+        let of_head = Collective {
+            kind: "all_reduce".into(),
+            axes: vec!["tensor".to_owned()],
+            in_branch: true,
+            ..permute(3, 10, 0)
+        };
+        let schedule = pipeline(4, 12).schedule;
+        let mut all = vec![permute(1, 5, 0), permute(3, 10, 2), permute(4, 5, 1), of_head];
+        all.extend([1, 4].map(|in_loop| Collective { in_loop, count: 5, ..all[3].clone() }));
+        let sent = SentByStages::of(&all, &schedule).unwrap();
+        assert_eq!((sent.bytes, sent.steady_bytes, sent.overlapped_fraction), (2000, 1000, 0.75));
+        assert_eq!(sent.steady_overlapped_fraction, Some(1.0));
+        assert_eq!(sent.filling_overlapped_fraction, Some(0.5));
+        // The head runs 12 times, as often as there are microbatches.
+        count_heads(&mut all, &schedule);
+        let of_heads = all.iter().filter(|collective| collective.in_branch);
+        assert_eq!(of_heads.map(|collective| collective.count).collect::<Vec<_>>(), [10, 1, 1]);
+        // With a loop unrolled it is not known which tick is which.
+        let sent = SentByStages::of(&all[1..3], &schedule).unwrap();
+        assert_eq!((sent.steady_overlapped_fraction, sent.overlapped_fraction), (None, 1.0));
+        assert_eq!(SentByStages::of(&[], &schedule), None);
+    }
 }
