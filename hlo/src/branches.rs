@@ -11,12 +11,12 @@ const MAX_ITERATIONS: u64 = 1 << 12;
 /// The branches that the cases of a loop's body take in each iteration. A case whose index depends
 /// on more than the counter is not listed.
 #[derive(Default)]
-pub(crate) struct Taken {
+pub(crate) struct TakenBranches {
     /// By the first result of the case: a branch for each iteration.
     branches: HashMap<ValueId, Vec<usize>>,
 }
 
-impl Taken {
+impl TakenBranches {
     /// For a loop of `graph`. It is found by running what leads from the counter to the index of
     /// each case, which is the first carried value of loops of this crate.
     pub(crate) fn of(graph: &Graph, node: &Node) -> Self {

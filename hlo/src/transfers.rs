@@ -1,6 +1,6 @@
 //! When collectives can run: from when their operands are known until their result is needed.
 
-use crate::branches::{Branches, Taken};
+use crate::branches::{Branches, TakenBranches};
 use crate::count::{matmul_flops, most_expensive};
 use crate::region::expand;
 use crate::{Communication, Graph, Groups, Node, Op, count};
@@ -114,7 +114,7 @@ fn depth(depths: &[usize], node: &Node) -> usize {
 /// Adds the collectives of a loop that starts after `from` FLOPs.
 fn iterations(found: &mut Vec<Transfer>, graph: &Graph, node: &Node, from: f64) {
     let Op::While { regions, trip_count } = &node.op else { return };
-    let (taken, trips) = (Taken::of(graph, node), trip_count.unwrap_or(1));
+    let (taken, trips) = (TakenBranches::of(graph, node), trip_count.unwrap_or(1));
     let listed = trips.min(MAX_ITERATIONS);
     // Of an iteration that starts at 0, by the branches that it takes.
     let mut known: Vec<(Branches, Vec<Transfer>, f64)> = vec![];

@@ -267,8 +267,8 @@ impl TargetStep {
         }
     }
 
-    /// What replicas along `tensor` and `pipeline` cut, they hold and gather in pieces, whatever else
-    /// changes.
+    /// What replicas along `tensor` and `pipeline` cut, they hold and gather in pieces, whatever
+    /// else changes.
     fn pieces_of(&self, declared: &DeclaredStep<'_>, mesh: &Mesh) -> ModelPieces {
         let parameters = step::StateSection::Params.leaves(declared.leaves());
         let piece = |leaf: &LeafSpec| {

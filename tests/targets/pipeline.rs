@@ -1,6 +1,7 @@
 //! Stages of a pipeline: what they send runs beside matmuls, and the compiled loops copy none of
 //! the values that are kept.
 
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 
@@ -67,16 +68,32 @@ fn check(target: &str, width: usize) {
     check_plan(&path, target, &report);
 }
 
-/// Copies of what is kept, outside of the entry computation.
+/// Copies of all that is kept, in the bodies of loops and in what they call.
 fn copies_in_loops(optimized: &str) -> Vec<&str> {
-    let rest = optimized.split_once("\ncomputation ").map_or("", |(_, rest)| rest);
-    assert!(rest.lines().any(|line| line.contains(SLOTS)), "nothing is kept in loops");
-    let is_copy = |line: &&str| line.contains(" copy(") || line.contains(" copy-start(");
-    let copies_all = |line: &&str| {
-        line.split_once(" = ")
-            .is_some_and(|(_, op)| op.split_once(" copy").is_some_and(|(ty, _)| ty.contains(SLOTS)))
-    };
-    rest.lines().filter(is_copy).filter(copies_all).collect()
+    let computations = optimized.split("\ncomputation ").skip(1);
+    let bodies: HashMap<&str, &str> =
+        computations.filter_map(|text| text.split_once(" {\n")).collect();
+    let called = |line: &&'_ str| line.split(", calls ").skip(1).map(str::trim).collect::<Vec<_>>();
+    let loops = optimized.lines().filter(|line| line.contains(" while("));
+    let mut pending: Vec<&str> = loops.flat_map(|line| called(&line)).collect();
+    let (mut seen, mut copies, mut keeps) = (HashSet::new(), vec![], false);
+    while let Some(name) = pending.pop() {
+        let Some(body) = bodies.get(name).filter(|_| seen.insert(name)) else { continue };
+        for line in body.lines() {
+            pending.extend(called(&line));
+            let Some((ty, op)) = line.split_once(" = ").and_then(|(_, op)| op.split_once(' '))
+            else {
+                continue;
+            };
+            keeps |= ty.contains(SLOTS);
+            let is_copy = op.starts_with("copy(") || op.starts_with("copy-start(");
+            if is_copy && ty.contains(SLOTS) {
+                copies.push(line);
+            }
+        }
+    }
+    assert!(keeps, "nothing is kept in loops");
+    copies
 }
 
 /// The traced graph predicts what the compiled schedule does.
