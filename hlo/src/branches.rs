@@ -46,7 +46,7 @@ impl TakenBranches {
         let next = *known.get(&body.outputs().first()?.value)?;
         let index = |case: &&&Node| known.get(case.operands.first()?).copied();
         let listed: Vec<_> = cases.iter().filter(|case| index(case).is_some()).collect();
-        let indices = listed.iter().filter_map(|case| index(case));
+        let indices = listed.iter().filter_map(index);
         let graph = with_outputs(&[next].into_iter().chain(indices).collect::<Vec<_>>());
         let mut branches = vec![vec![]; listed.len()];
         let mut counter = start;

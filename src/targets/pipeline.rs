@@ -226,9 +226,11 @@ fn phases(schedule: &PipelineSchedule) -> impl Iterator<Item = Phase> {
     schedule.phases().into_iter().filter(|phase| phase.num_ticks > 0)
 }
 
-/// The loops in which stages send, in the order of the schedule.
+/// The loops in which stages send, in the order of the schedule. Compilers may take what does not
+/// depend on a tick out of its loop.
 fn loops(collectives: &[Collective]) -> Vec<usize> {
-    let all = collectives.iter().filter(|collective| collective.is_of_stages());
+    let is_in_loop = |c: &&Collective| c.is_of_stages() && c.in_loop > 0;
+    let all = collectives.iter().filter(is_in_loop);
     let mut loops: Vec<_> = all.map(|collective| collective.in_loop).collect();
     loops.sort_unstable();
     loops.dedup();
