@@ -73,14 +73,13 @@ fn copies_in_loops(optimized: &str) -> Vec<&str> {
     let computations = optimized.split("\ncomputation ").skip(1);
     let bodies: HashMap<&str, &str> =
         computations.filter_map(|text| text.split_once(" {\n")).collect();
-    let called = |line: &&'_ str| line.split(", calls ").skip(1).map(str::trim).collect::<Vec<_>>();
     let loops = optimized.lines().filter(|line| line.contains(" while("));
-    let mut pending: Vec<&str> = loops.flat_map(|line| called(&line)).collect();
+    let mut pending: Vec<&str> = loops.flat_map(called).collect();
     let (mut seen, mut copies, mut keeps) = (HashSet::new(), vec![], false);
     while let Some(name) = pending.pop() {
         let Some(body) = bodies.get(name).filter(|_| seen.insert(name)) else { continue };
         for line in body.lines() {
-            pending.extend(called(&line));
+            pending.extend(called(line));
             let Some((ty, op)) = line.split_once(" = ").and_then(|(_, op)| op.split_once(' '))
             else {
                 continue;
@@ -94,6 +93,11 @@ fn copies_in_loops(optimized: &str) -> Vec<&str> {
     }
     assert!(keeps, "nothing is kept in loops");
     copies
+}
+
+/// The computations that an instruction calls.
+fn called(line: &str) -> impl Iterator<Item = &str> {
+    line.split(", calls ").skip(1).map(str::trim)
 }
 
 /// The traced graph predicts what the compiled schedule does.
