@@ -94,8 +94,8 @@ impl Communication {
     }
 }
 
-/// The collectives of `graph` in program order, in loops too. Of a case, those of the branch with
-/// the most FLOPs.
+/// The collectives of `graph` in program order, in loops too. Of a case, those of the branch that
+/// runs, as far as [`count`] knows it.
 ///
 /// ```
 /// use hlo::{Axis, DType, Mesh, TensorType, communication, trace};

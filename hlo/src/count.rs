@@ -1,9 +1,11 @@
 //! The cost of a graph: arithmetic, memory traffic and collectives, with loops multiplied by their
-//! trip counts. A case costs as much as its branch with the most FLOPs.
+//! trip counts. A case costs as much as the branch that runs, where that follows from the counter
+//! of the loop around it, and elsewhere as much as its branch with the most FLOPs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::branches::TakenBranches;
 use crate::ops::threefry::THREEFRY_FLOPS;
 use crate::region::expand;
 use crate::traffic::{Epilogue, traffic as fused_traffic};
@@ -115,7 +117,8 @@ pub(crate) fn matmul_flops(graph: &Graph, node: &Node) -> u64 {
         },
         Op::While { regions, trip_count } => {
             let mut counter = Counter::default();
-            counter.add_graph(&regions.body, trip_count.unwrap_or(1));
+            let taken = TakenBranches::of(graph, node);
+            counter.add_body(&regions.body, 1, trip_count.unwrap_or(1), &taken);
             counter.cost.matmul_flops()
         }
         Op::Case { branches } => {
@@ -136,6 +139,12 @@ struct Counter {
 impl Counter {
     /// Adds a graph or region that runs `times` times.
     fn add_graph(&mut self, graph: &Graph, times: u64) {
+        self.add_body(graph, times, 1, &TakenBranches::default());
+    }
+
+    /// Adds the body of a loop that runs `loops` times, with `trips` iterations each.
+    fn add_body(&mut self, graph: &Graph, loops: u64, trips: u64, taken: &TakenBranches) {
+        let times = loops.saturating_mul(trips);
         let moved = fused_traffic(graph, |node| traffic(graph, node));
         add(&mut self.cost.fused_bytes, moved.bytes, times);
         add(&mut self.cost.num_fused_kernels, moved.num_kernels, times);
@@ -146,13 +155,22 @@ impl Counter {
                     let trips = trip_count.unwrap_or(1);
                     // The condition is evaluated once more than the body.
                     self.add_graph(&regions.cond, times.saturating_mul(trips.saturating_add(1)));
-                    self.add_graph(&regions.body, times.saturating_mul(trips));
+                    self.add_body(&regions.body, times, trips, &TakenBranches::of(graph, node));
                 }
-                Op::Case { branches } => {
-                    if let Some(branch) = most_expensive(branches) {
-                        self.add_graph(branch, times);
+                Op::Case { branches } => match taken.counts(node) {
+                    Some(counts) => {
+                        for (branch, count) in branches.iter().zip(counts) {
+                            if count > 0 {
+                                self.add_graph(&branch.graph, loops.saturating_mul(count));
+                            }
+                        }
                     }
-                }
+                    None => {
+                        if let Some(branch) = most_expensive(branches) {
+                            self.add_graph(branch, times);
+                        }
+                    }
+                },
                 _ => {
                     let mut epilogue = Epilogue::default();
                     for one in node.results().filter_map(|value| moved.epilogues.get(&value)) {

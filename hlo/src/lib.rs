@@ -6,6 +6,7 @@
 //! exactly with N simulated replicas. Everything here happens at trace time: no IO, no devices, no
 //! training.
 
+mod branches;
 mod collective;
 mod communication;
 mod count;

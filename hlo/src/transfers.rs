@@ -1,8 +1,9 @@
 //! When collectives can run: from when their operands are known until their result is needed.
 
+use crate::branches::{Branches, TakenBranches};
 use crate::count::{matmul_flops, most_expensive};
 use crate::region::expand;
-use crate::{Communication, Graph, Groups, Node, Op};
+use crate::{Communication, Graph, Groups, Node, Op, count};
 
 /// An execution of a collective, and the time in which it can overlap with matmuls. Time is the
 /// fraction of the graph's matmul FLOPs that are done, if matmuls run in the order of the graph,
@@ -34,8 +35,8 @@ const MAX_ITERATIONS: u64 = 256;
 pub fn transfers(graph: &Graph) -> Vec<Transfer> {
     let mut found = vec![];
     let graph = expand(graph);
-    let total = collect(&mut found, &graph, 0.0, None);
-    let progress = |flops: f64| if total > 0.0 { flops / total } else { 1.0 };
+    let total = collect(&mut found, &graph, 0.0, &Branches::default());
+    let progress = |flops: f64| if total > 0.0 { (flops / total).min(1.0) } else { 1.0 };
     for transfer in &mut found {
         transfer.ready = progress(transfer.ready);
         transfer.needed = progress(transfer.needed);
@@ -44,51 +45,54 @@ pub fn transfers(graph: &Graph) -> Vec<Transfer> {
     found
 }
 
-/// Adds the collectives of a graph that starts after `start` FLOPs. Its outputs are needed at
-/// `end`, by default after its last matmul. Returns the FLOPs at which it ends.
-fn collect(found: &mut Vec<Transfer>, graph: &Graph, start: f64, end: Option<f64>) -> f64 {
+/// Adds the collectives of a graph that starts after `start` FLOPs and takes these branches. Its
+/// outputs are needed after its last matmul. Returns the FLOPs at which it ends.
+fn collect(found: &mut Vec<Transfer>, graph: &Graph, start: f64, taken: &Branches) -> f64 {
+    let flops_of = |node: &Node| match taken.of(node) {
+        Some(branch) => count(branch).matmul_flops(),
+        None => matmul_flops(graph, node),
+    };
+    let flops: Vec<f64> = graph.nodes().iter().map(|node| flops_of(node) as f64).collect();
     // FLOPs before each node.
     let mut before = Vec::with_capacity(graph.nodes().len());
     let mut done = start;
     let mut known_at = vec![start; graph.num_values()];
     let mut depths = vec![0; graph.num_values()];
-    for node in graph.nodes() {
+    for (node, flops) in graph.nodes().iter().zip(&flops) {
         before.push(done);
-        let flops = matmul_flops(graph, node) as f64;
         done += flops;
         let operands = node.operands.iter().map(|value| known_at[value.index()]);
-        let known = if flops > 0.0 { done } else { operands.fold(start, f64::max) };
+        let known = if *flops > 0.0 { done } else { operands.fold(start, f64::max) };
         let depth = depth(&depths, node) + usize::from(Communication::of(graph, node, 1).is_some());
         for value in node.results() {
             known_at[value.index()] = known;
             depths[value.index()] = depth;
         }
     }
-    let end = end.unwrap_or(done);
+    let end = done;
     let mut needed_at = vec![end; graph.num_values()];
-    for (node, before) in graph.nodes().iter().zip(&before).rev() {
+    let all = || graph.nodes().iter().zip(&before).zip(&flops);
+    for ((node, before), flops) in all().rev() {
         let results = node.results().map(|value| needed_at[value.index()]);
-        let is_matmul = matmul_flops(graph, node) > 0;
-        let needed = if is_matmul { *before } else { results.fold(end, f64::min) };
+        let needed = if *flops > 0.0 { *before } else { results.fold(end, f64::min) };
         for operand in &node.operands {
             let at = &mut needed_at[operand.index()];
             *at = at.min(needed);
         }
     }
-    for (node, before) in graph.nodes().iter().zip(before) {
+    for ((node, before), flops) in all() {
         let ready = || {
             let operands = node.operands.iter().map(|value| known_at[value.index()]);
             operands.fold(start, f64::max)
         };
         match &node.op {
-            Op::While { regions, trip_count } => {
-                let from = if matmul_flops(graph, node) > 0 { before } else { ready() };
-                let trips = trip_count.unwrap_or(1);
-                iterations(found, &regions.body, from, trips);
+            Op::While { .. } => {
+                let from = if *flops > 0.0 { *before } else { ready() };
+                iterations(found, graph, node, from);
             }
             Op::Case { branches } => {
-                if let Some(branch) = most_expensive(branches) {
-                    collect(found, branch, before, None);
+                if let Some(branch) = taken.of(node).or_else(|| most_expensive(branches)) {
+                    collect(found, branch, *before, &Branches::default());
                 }
             }
             _ => {
@@ -107,24 +111,30 @@ fn depth(depths: &[usize], node: &Node) -> usize {
     node.operands.iter().map(|value| depths[value.index()]).max().unwrap_or(0)
 }
 
-fn iterations(found: &mut Vec<Transfer>, body: &Graph, from: f64, trips: u64) {
-    let matmuls: f64 = body.nodes().iter().map(|node| matmul_flops(body, node) as f64).sum();
+/// Adds the collectives of a loop that starts after `from` FLOPs.
+fn iterations(found: &mut Vec<Transfer>, graph: &Graph, node: &Node, from: f64) {
+    let Op::While { regions, trip_count } = &node.op else { return };
+    let (taken, trips) = (TakenBranches::of(graph, node), trip_count.unwrap_or(1));
     let listed = trips.min(MAX_ITERATIONS);
-    let first = found.len();
-    collect(found, body, from, Some(from + matmuls));
-    let once = found.split_off(first);
-    if once.is_empty() {
-        return;
-    }
-    let period = matmuls * trips as f64 / listed.max(1) as f64;
+    // Of an iteration that starts at 0, by the branches that it takes.
+    let mut known: Vec<(Branches, Vec<Transfer>, f64)> = vec![];
+    let mut start = from;
     for i in 0..listed {
-        let later = i as f64 * period;
+        let branches = taken.in_iteration(i * trips / listed);
+        let at = known.iter().position(|(of, ..)| *of == branches).unwrap_or_else(|| {
+            let mut once = vec![];
+            let flops = collect(&mut once, &regions.body, 0.0, &branches);
+            known.push((branches, once, flops));
+            known.len() - 1
+        });
+        let (_, once, flops) = &known[at];
         found.extend(once.iter().map(|transfer| Transfer {
             whole_bytes: transfer.whole_bytes.saturating_mul(trips) / listed,
-            ready: transfer.ready + later,
-            needed: transfer.needed + later,
+            ready: transfer.ready + start,
+            needed: transfer.needed + start,
             ..*transfer
         }));
+        start += flops * trips as f64 / listed as f64;
     }
 }
 

@@ -3,7 +3,7 @@
 use hlo::passes::simplify;
 use hlo::{
     Axis, AxisSet, Communication, Convolution, Cost, CustomCall, DType, Groups, Mesh, Reduction,
-    TensorType, Tracer, Window, communication, count, grad, trace, transfers,
+    Tensor, TensorType, Tracer, Window, communication, count, grad, trace, transfers,
 };
 
 fn cost(mesh: Mesh, build: impl FnOnce(&Tracer)) -> Cost {
@@ -290,6 +290,41 @@ fn a_case_costs_as_much_as_its_most_expensive_branch() {
     let dot = 2 * 4 * 4 * 4;
     assert_eq!((cost.flops, cost.matmul_flops(), cost.transcendentals), (dot + 16, dot, 0));
     assert_eq!(cost.bytes, 4 * (3 * 16 + 2 * 16));
+}
+
+/// The head of a pipeline: in 3 of 8 iterations.
+#[test]
+fn a_case_on_the_counter_of_a_loop_costs_as_much_as_the_branches_that_run() {
+    let graph = trace(Mesh::new(&[(Axis::Tensor, 2)]), |t| {
+        let tensor = AxisSet::from(Axis::Tensor);
+        let x = t.input("x", f32s(&[4, 4]).varying(tensor));
+        let looped = t.fori_loop(8, &[x], |index, x| {
+            let number = index.convert(DType::I32) - 5.0;
+            let is_off = (number / 2.0).less(0.0).or(number.less(0.0)).convert(DType::U32);
+            let y = case_of(x[0], is_off, &|x| {
+                let sum = x[0].dot(x[0]).all_reduce(Reduction::Sum, Axis::Tensor);
+                vec![sum.vary(Axis::Tensor)]
+            });
+            vec![y.dot(y)]
+        });
+        t.output_varying("y", looped[0], tensor);
+    });
+    let graph = graph.unwrap();
+    let (cost, dot) = (count(&graph), 2 * 4 * 4 * 4);
+    assert_eq!(cost.matmul_flops(), (8 + 3) * dot);
+    assert_eq!(cost.collectives.iter().map(|c| c.count).collect::<Vec<_>>(), [3]);
+    // After 5 products the iterations have two.
+    let ready = transfers(&graph).iter().map(|t| (11.0 * t.ready).round()).collect::<Vec<_>>();
+    assert_eq!(ready, [6.0, 8.0, 10.0]);
+}
+
+/// Branch 0, or x.
+fn case_of<'g>(
+    x: Tensor<'g>,
+    index: Tensor<'g>,
+    branch: &dyn for<'b> Fn(&[Tensor<'b>]) -> Vec<Tensor<'b>>,
+) -> Tensor<'g> {
+    x.tracer().case(index, &[x], &[branch, &|x| vec![x[0]]])[0]
 }
 
 #[test]

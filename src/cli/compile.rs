@@ -16,11 +16,13 @@ use crate::pjrt::Platform;
 use crate::step::{self, DeclaredStep};
 use crate::targets::cost::{DeviceLayout, Timeline, Work};
 use crate::targets::{
-    self, ByLine, CompileReport, Family, Knobs, Measured, MemoryAdvice, Step, Suggestion, Target,
-    TensorPieces, worker,
+    self, ByLine, CompileReport, Family, Knobs, Measured, MemoryAdvice, ModelPieces, Step,
+    StepPipeline, Suggestion, Target, worker,
 };
 use crate::train::Run;
 
+/// Most stages of a pipeline that are suggested.
+const MAX_STAGES: usize = 16;
 /// Most steps that are compiled to check what is advised.
 const MAX_CHECKS: usize = 3;
 
@@ -105,37 +107,55 @@ fn smallest_mesh(args: &ConfigArgs) -> Result<usize> {
     Ok(mesh.smallest_along(growing).num_replicas())
 }
 
-/// The steps on every part of a target that has one, smallest first, and why the largest part
-/// without one has none.
-///
-/// # Errors
-/// A configuration that cannot be read.
-pub(super) fn steps(
-    args: &ConfigArgs,
-    target: &Target,
-) -> Result<(Vec<Measured>, Option<anyhow::Error>)> {
-    let (mut steps, mut refused) = (vec![], None);
-    for num_devices in targets::sizes(target, smallest_mesh(args)?) {
-        let step = TargetStep::new(args, &[], target, num_devices);
-        match step.and_then(|step| Ok((step.measure()?, step))) {
-            Ok((measured, step)) => {
-                if num_devices == target.num_devices() {
-                    step.warn_of_distant_layers(&measured.timeline, target);
+/// The steps on every part of a target that has one.
+pub(super) struct Steps {
+    /// Smallest first.
+    pub steps: Vec<Measured>,
+    /// Why the largest part without a step has none.
+    pub refused: Option<anyhow::Error>,
+    /// The pipeline of the largest step.
+    pub pipeline: Option<StepPipeline>,
+}
+
+impl Steps {
+    /// # Errors
+    /// A configuration that cannot be read.
+    pub fn new(args: &ConfigArgs, target: &Target) -> Result<Self> {
+        let mut found = Self { steps: vec![], refused: None, pipeline: None };
+        for num_devices in targets::sizes(target, smallest_mesh(args)?) {
+            let step = TargetStep::new(args, &[], target, num_devices);
+            match step.and_then(|step| Ok((step.measure()?, step))) {
+                Ok((measured, step)) => {
+                    if num_devices == target.num_devices() {
+                        step.warn_of_distant_layers(&measured.timeline, target);
+                    }
+                    found.steps.push(measured);
+                    found.pipeline = pipeline(&step.loaded, &step.run);
                 }
-                steps.push(measured);
+                // A batch that does not divide over this number of devices may divide over others.
+                Err(error) => found.refused = Some(error),
             }
-            // A batch that does not divide over this number of devices may divide over others.
-            Err(error) => refused = Some(error),
         }
+        Ok(found)
     }
-    Ok((steps, refused))
+}
+
+/// The pipeline of a step, if it has one.
+pub(super) fn pipeline(loaded: &Loaded, run: &Run) -> Option<StepPipeline> {
+    let schedule = run.plan.schedule(run.batch.num_microbatches())?;
+    let is_by_row = loaded.model.pipelined()?.is_head_by_row();
+    let positions = loaded.config.data.tokens_per_example().unwrap_or(1);
+    // Replicas along `tensor` have pieces of the rows, of which they divide their own.
+    let pieces = if run.plan.sequence { run.plan.mesh.size(Axis::Tensor) } else { 1 };
+    let head_rows = is_by_row.then_some(run.batch.microbatch() * positions / pieces);
+    Some(StepPipeline { schedule, head_rows })
 }
 
 /// The step that `train` would run on a target.
 pub(super) struct TargetStep {
     pub loaded: Loaded,
     pub run: Run,
-    /// Most replicas along `tensor` that are suggested: they communicate in each layer.
+    /// Most replicas along `tensor` that are suggested, as they communicate in each layer.
     most_along_tensor: usize,
 }
 
@@ -201,16 +221,37 @@ impl TargetStep {
     fn knobs_of(&self, declared: &DeclaredStep<'_>) -> Knobs {
         let (run, config) = (&self.run, &self.loaded.config);
         let (mesh, num_devices) = (&run.plan.mesh, run.plan.mesh.num_replicas());
-        let is_possible = |tensor: &usize| {
-            *tensor != mesh.size(Axis::Tensor)
-                && num_devices.is_multiple_of(*tensor)
-                && config.model.check_tensor_replicas(*tensor).is_ok()
+        let (of_tensor, of_stages) = (mesh.size(Axis::Tensor), mesh.size(Axis::Pipeline));
+        let num_blocks = config.model.num_blocks().unwrap_or(0);
+        let cuts_layers = |tensor: &usize| {
+            *tensor == of_tensor || config.model.check_tensor_replicas(*tensor).is_ok()
         };
-        let others = (1..=self.most_along_tensor).filter(is_possible).filter_map(|tensor| {
-            let mesh = Mesh::new(&[(Axis::Data, num_devices / tensor), (Axis::Tensor, tensor)]);
+        // A step with stages is launched by itself.
+        let has_stages = num_blocks > 1 && config.train.steps_per_launch == 1;
+        let cuts_blocks =
+            |stages: &usize| *stages == 1 || (has_stages && num_blocks.is_multiple_of(*stages));
+        let most_along_pipeline = num_blocks.clamp(1, MAX_STAGES);
+        let pairs = (1..=self.most_along_tensor).filter(cuts_layers).flat_map(|tensor| {
+            (1..=most_along_pipeline).filter(cuts_blocks).map(move |stages| (tensor, stages))
+        });
+        let is_other = |(tensor, stages): &(usize, usize)| {
+            (*tensor, *stages) != (of_tensor, of_stages)
+                && num_devices.is_multiple_of(tensor * stages)
+        };
+        let others = pairs.filter(is_other).filter_map(|(tensor, stages)| {
+            let mesh = Mesh::new(&[
+                (Axis::Data, num_devices / (tensor * stages)),
+                (Axis::Tensor, tensor),
+                (Axis::Pipeline, stages),
+            ]);
             let spec = run.spec_on(&*self.loaded.model, mesh);
             Some(self.pieces_of(&spec.declare().ok()?, &mesh))
         });
+        let keys = [
+            ("parallel.pipeline_chunks", config.parallel.pipeline_chunks.is_some()),
+            ("parallel.pipeline_schedule", config.parallel.pipeline_schedule.is_some()),
+        ];
+        let keys = keys.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key);
         let batch_per_replica = match config.train.batch {
             BatchSize::PerReplica(size) => Some(size),
             BatchSize::Global(_) => None,
@@ -221,8 +262,12 @@ impl TargetStep {
             batch_per_replica,
             remat: config.model.remat(),
             mesh: *mesh,
-            zero: config.parallel.zero_stage(),
+            // With stages, 2 is taken as 1.
+            zero: if of_stages > 1 { 1 } else { config.parallel.zero_stage() },
             is_zero_set: config.parallel.zero.is_some(),
+            pipeline: run.plan.pipeline,
+            pipeline_keys: keys.collect(),
+            num_blocks,
             pieces: self.pieces_of(declared, mesh),
             other_pieces: others.collect(),
         }
@@ -247,8 +292,9 @@ impl TargetStep {
         }
     }
 
-    /// What replicas along `tensor` cut, they hold and gather in pieces, whatever else changes.
-    fn pieces_of(&self, declared: &DeclaredStep<'_>, mesh: &Mesh) -> TensorPieces {
+    /// What replicas along `tensor` and `pipeline` cut, they hold and gather in pieces, whatever
+    /// else changes.
+    fn pieces_of(&self, declared: &DeclaredStep<'_>, mesh: &Mesh) -> ModelPieces {
         let parameters = step::StateSection::Params.leaves(declared.leaves());
         let piece = |leaf: &LeafSpec| {
             let cut = leaf.sharding.varying().minus(Mesh::BATCH_AXES);
@@ -256,8 +302,9 @@ impl TargetStep {
         };
         let bytes = |leaf: &LeafSpec| piece(leaf) * leaf.dtype.size_bytes() as u64;
         let compute_bytes = self.run.precision.compute.size_bytes() as u64;
-        TensorPieces {
-            num_replicas: mesh.size(Axis::Tensor),
+        ModelPieces {
+            tensor: mesh.size(Axis::Tensor),
+            pipeline: mesh.size(Axis::Pipeline),
             state_bytes: declared.leaves().values().map(bytes).sum(),
             parameters_bytes: parameters.values().map(bytes).sum(),
             gathered_bytes: parameters.values().map(piece).sum::<u64>() * compute_bytes,
@@ -291,6 +338,7 @@ impl TargetStep {
             by_line: by_line.as_ref().map(|(line, program)| ByLine { line: *line, program }),
             state: declared.types(),
             element_bytes: run.precision.compute.size_bytes(),
+            pipeline: pipeline(&self.loaded, run),
             knobs: &|| self.knobs_of(&declared),
             memory_fraction: self.loaded.config.device.memory_fraction(),
             overrides: &run.compile.options.overrides,

@@ -7,7 +7,7 @@ use anyhow::Result;
 use hlo::counted;
 
 use super::args::PlanArgs;
-use super::compile::steps;
+use super::compile::Steps;
 use super::output::OutputFile;
 use super::{in_words, picture, print_line, search};
 use crate::config::Config;
@@ -37,7 +37,7 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
 }
 
 fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
-    let (steps, refused) = steps(&args.config, target)?;
+    let Steps { steps, refused, pipeline } = Steps::new(&args.config, target)?;
     let largest = steps.last().map_or(0, |step| step.num_devices);
     let refused = refused.filter(|_| largest < target.num_devices());
     match refused {
@@ -50,6 +50,9 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
             let config = Config::load(&args.config.config, &args.config.sets())?;
             if let Some((recipe, largest)) = published::largest_batch(&config) {
                 plan.compare_batches(largest, &recipe.name);
+            }
+            if let Some(pipeline) = &pipeline {
+                plan.describe_pipeline(pipeline);
             }
             Ok(plan)
         }

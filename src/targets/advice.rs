@@ -5,19 +5,29 @@ use std::fmt;
 use hlo::{Axis, Mesh};
 
 use super::memory::{Memory, gib};
+use crate::parallel::{PipelinePlan, PipelineSchedule};
 
-/// What a replica has of the model where so many compute a layer together, if nothing else is
+/// What a replica has of the model where so many hold a copy of it together, if nothing else is
 /// sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TensorPieces {
+pub struct ModelPieces {
     /// Replicas along `tensor`.
-    pub num_replicas: usize,
+    pub tensor: usize,
+    /// Replicas along `pipeline`.
+    pub pipeline: usize,
     /// Bytes of the state.
     pub state_bytes: u64,
     /// Bytes of the parameters as they are kept.
     pub parameters_bytes: u64,
     /// Bytes of the parameters in the compute dtype.
     pub gathered_bytes: u64,
+}
+
+impl ModelPieces {
+    /// Replicas that hold a copy of the model together.
+    fn num_replicas(self) -> usize {
+        self.tensor * self.pipeline
+    }
 }
 
 /// The settings of a step on which advice depends.
@@ -38,14 +48,20 @@ pub struct Knobs {
     pub zero: usize,
     /// `true` if the configuration sets the stage, which it must not for whole state.
     pub is_zero_set: bool,
-    /// With the replicas of the mesh along `tensor`.
-    pub pieces: TensorPieces,
+    /// How microbatches pass the stages, if there are several.
+    pub pipeline: PipelinePlan,
+    /// The keys of the pipeline that the configuration sets, which it must not without one.
+    pub pipeline_keys: Vec<&'static str>,
+    /// Number of equal blocks, which stages divide; 0 if the model is not made of such.
+    pub num_blocks: usize,
+    /// With the replicas of the mesh along `tensor` and `pipeline`.
+    pub pieces: ModelPieces,
     /// With each other number of them that is possible.
-    pub other_pieces: Vec<TensorPieces>,
+    pub other_pieces: Vec<ModelPieces>,
 }
 
 impl Knobs {
-    fn all_pieces(&self) -> impl Iterator<Item = TensorPieces> + Clone {
+    fn all_pieces(&self) -> impl Iterator<Item = ModelPieces> + Clone {
         std::iter::once(self.pieces).chain(self.other_pieces.iter().copied())
     }
 }
@@ -53,8 +69,10 @@ impl Knobs {
 /// The settings that advice may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Choice {
-    /// Of a replica, with the replicas along `tensor` that are chosen.
-    pieces: TensorPieces,
+    /// Of a replica, with the replicas along `tensor` and `pipeline` that are chosen.
+    pieces: ModelPieces,
+    /// Chunks of blocks of each stage.
+    num_chunks: usize,
     fsdp: usize,
     zero: usize,
     remat: bool,
@@ -74,8 +92,8 @@ pub struct Suggestion {
 }
 
 impl Suggestion {
-    /// The keys to set. With another `mesh.fsdp` or `mesh.tensor`, `mesh.data` takes the other
-    /// devices, whatever the file says.
+    /// The keys to set. With another mesh, `mesh.data` takes the devices that are left,
+    /// whatever the file says.
     pub fn all_sets(&self) -> Vec<String> {
         let mut sets = self.sets.clone();
         if sets.iter().any(|set| set.starts_with("mesh.")) {
@@ -132,18 +150,35 @@ const MAX_FRACTION: f64 = 0.92;
 impl Choice {
     fn now(knobs: &Knobs) -> Self {
         let (fsdp, remat) = (knobs.mesh.size(Axis::Fsdp), knobs.remat == Some(true));
-        Self { pieces: knobs.pieces, fsdp, zero: knobs.zero, remat, parts: 1 }
+        let (pieces, num_chunks) = (knobs.pieces, knobs.pipeline.num_chunks);
+        Self { pieces, num_chunks, fsdp, zero: knobs.zero, remat, parts: 1 }
     }
 
-    /// Replicas along `tensor`.
-    fn tensor(self) -> usize {
-        self.pieces.num_replicas
+    /// The schedule of the microbatches, if there are several stages.
+    fn schedule(self, knobs: &Knobs) -> Option<PipelineSchedule> {
+        let (order, num_stages) = (knobs.pipeline.order, self.pieces.pipeline);
+        let num_microbatches = knobs.num_microbatches * self.parts;
+        (num_stages > 1)
+            .then(|| PipelineSchedule::new(order, num_stages, self.num_chunks, num_microbatches))
+    }
+
+    /// The fraction of the ticks in which a stage is idle.
+    fn idle(self, knobs: &Knobs) -> f64 {
+        self.schedule(knobs).map_or(0.0, |schedule| schedule.bubble())
+    }
+
+    /// For how many microbatches a replica has activations, each as many as of a whole model. A
+    /// stage keeps those of its chunks for several, and one more is at work; but with P stages each
+    /// replica has the part of the model that it would have of P times the examples.
+    fn alive(self, knobs: &Knobs) -> f64 {
+        let slots = self.schedule(knobs).map(|schedule| schedule.num_slots() + 1);
+        slots.map_or(1.0, |slots| slots as f64 / self.num_chunks as f64)
     }
 
     /// Temporaries that do not depend on the batch: whole parameters in the compute dtype, and
     /// gradients.
     fn fixed_bytes(self) -> f64 {
-        let TensorPieces { gathered_bytes, parameters_bytes, .. } = self.pieces;
+        let ModelPieces { gathered_bytes, parameters_bytes, .. } = self.pieces;
         let (gathered, gradients) = (gathered_bytes as f64, parameters_bytes as f64);
         let shard = gradients / self.fsdp as f64;
         match (self.fsdp, self.zero) {
@@ -156,7 +191,7 @@ impl Choice {
     }
 
     /// Estimated peak, from the memory of the step as it is now. With twice as many replicas along
-    /// `tensor` each has half of the activations of twice as many examples.
+    /// `tensor` or `pipeline` each has half of the activations of twice as many examples.
     fn peak_bytes(self, memory: &Memory, knobs: &Knobs) -> f64 {
         let now = Self::now(knobs);
         let activations = (memory.temporaries_bytes as f64 - now.fixed_bytes()).max(0.0);
@@ -166,7 +201,16 @@ impl Choice {
             _ => 1.0,
         };
         let state = self.pieces.state_bytes as f64 / self.fsdp as f64;
-        state + self.fixed_bytes() + activations * share / self.parts as f64
+        let alive = self.alive(knobs) / now.alive(knobs);
+        state + self.fixed_bytes() + activations * share * alive / self.parts as f64
+    }
+
+    /// `true` if there is a microbatch for each stage, and several chunks take them in turns.
+    fn takes_turns(self, knobs: &Knobs) -> bool {
+        let (stages, microbatches) = (self.pieces.pipeline, knobs.num_microbatches * self.parts);
+        let in_turns = self.num_chunks == 1 || microbatches.is_multiple_of(stages);
+        let is_now = self == Self::now(knobs);
+        stages == 1 || is_now || (microbatches >= stages && in_turns)
     }
 
     /// The keys that differ from `now`.
@@ -175,10 +219,23 @@ impl Choice {
         if self.parts != now.parts {
             sets.push(format!("train.num_microbatches={}", knobs.num_microbatches * self.parts));
         }
-        if self.tensor() != now.tensor() {
-            sets.push(format!("mesh.tensor={}", self.tensor()));
+        let (pieces, of_now) = (self.pieces, now.pieces);
+        if pieces.tensor != of_now.tensor {
+            sets.push(format!("mesh.tensor={}", pieces.tensor));
+        }
+        if pieces.pipeline != of_now.pipeline {
+            sets.push(format!("mesh.pipeline={}", pieces.pipeline));
+        }
+        if pieces.pipeline > 1 && self.num_chunks != now.num_chunks {
+            sets.push(format!("parallel.pipeline_chunks={}", self.num_chunks));
+        }
+        if pieces.pipeline == 1 && of_now.pipeline > 1 {
+            sets.extend(knobs.pipeline_keys.iter().map(|key| format!("--unset {key}")));
+        }
+        if pieces.num_replicas() != of_now.num_replicas() {
             // The global batch stays.
-            let batch = knobs.batch_per_replica.map(|batch| batch * self.tensor() / now.tensor());
+            let batch = |batch: usize| batch * pieces.num_replicas() / of_now.num_replicas();
+            let batch = knobs.batch_per_replica.map(batch);
             sets.extend(batch.map(|batch| format!("train.batch_per_replica={batch}")));
         }
         if self.fsdp != now.fsdp {
@@ -198,7 +255,7 @@ impl Choice {
     }
 
     /// The cost compared with the other choices, roughly in steps of a tenth of the step time.
-    fn cost(self, now: Self) -> f64 {
+    fn cost(self, now: Self, knobs: &Knobs) -> f64 {
         let parts = (self.parts as f64).log2() * 0.5;
         let remat = if self.remat && !now.remat { 3.0 } else { 0.0 };
         let gathers = match (self.fsdp, self.zero) {
@@ -206,8 +263,12 @@ impl Choice {
             (_, stage) => stage as f64 * (1.0 + 0.25 * ((self.parts as f64).log2())),
         };
         // Few of the collectives in layers overlap with matmuls.
-        let layers = 2.5 * (self.tensor() as f64 / now.tensor() as f64).log2().max(0.0);
-        parts + remat + gathers + layers + 0.1 * (self.fsdp as f64 / now.fsdp as f64).log2()
+        let more = self.pieces.tensor as f64 / now.pieces.tensor as f64;
+        let layers = 2.5 * more.log2().max(0.0);
+        // A pass through all stages takes longer by the ticks in which they are idle.
+        let longer = |choice: Self| 10.0 / (1.0 - choice.idle(knobs));
+        let idle = longer(self) - longer(now);
+        parts + remat + gathers + layers + idle + 0.1 * (self.fsdp as f64 / now.fsdp as f64).log2()
     }
 }
 
@@ -223,10 +284,13 @@ pub(super) fn advice(memory: &Memory, knobs: &Knobs) -> MemoryAdvice {
         .filter(|choice| *choice != now)
         .map(|choice| {
             let sets = choice.sets(now, knobs);
-            (sets, choice.cost(now), choice.peak_bytes(memory, knobs))
+            (sets, choice.cost(now, knobs), choice.peak_bytes(memory, knobs))
         })
         .collect();
-    let least = found.iter().min_by(|a, b| a.2.total_cmp(&b.2)).cloned();
+    // Stages wait for each other, so they are named only if that is enough.
+    let has_more_stages = |sets: &[String]| sets.iter().any(|set| set.starts_with("mesh.pipeline"));
+    let others = found.iter().filter(|(sets, ..)| !has_more_stages(sets));
+    let least = others.min_by(|a, b| a.2.total_cmp(&b.2)).cloned();
     found.retain(|(_, _, peak)| *peak <= memory.limit_bytes as f64);
     if found.is_empty() && suggestions.is_empty() {
         let suggestion = |(sets, _, peak)| Suggestion { sets, peak_bytes: peak as u64, fits: None };
@@ -267,18 +331,33 @@ fn larger_fraction(memory: &Memory) -> Option<Suggestion> {
     })
 }
 
+/// A fraction of ticks in which stages are idle that no more microbatches are taken to lower.
+const LITTLE_IDLE: f64 = 0.1;
+
 /// The settings that are estimated to fit, as they are among them: each way of sharding and remat,
 /// with the fewest microbatches that fit. And the number of those that are estimated not to.
+///
+/// Of pipelines, those with more microbatches too, until few ticks are idle; with `fsdp` over all
+/// other replicas or none, and with remat only where nothing fits without it.
 pub fn candidates(memory: &Memory, knobs: &Knobs) -> (Vec<Suggestion>, usize) {
     let now = Choice::now(knobs);
     let mut found: Vec<(Choice, Suggestion)> = vec![];
     let mut num_too_large = 0;
     let remats = if knobs.remat.is_some() { &[false, true][..] } else { &[now.remat] };
     for choice in choices(None, remats, knobs) {
-        // Microbatches that fit make more of them useless.
-        let is_same =
-            |other: &Choice| Choice { parts: 1, ..*other } == Choice { parts: 1, ..choice };
-        if found.iter().any(|(other, _)| is_same(other)) {
+        let is_pipeline = choice.pieces.pipeline > 1;
+        let of_replicas = knobs.mesh.num_replicas() / choice.pieces.num_replicas();
+        if is_pipeline && choice != now && ![1, of_replicas].contains(&choice.fsdp) {
+            continue;
+        }
+        // Microbatches that fit make more of them useless, unless stages are idle.
+        let makes_useless = |other: &Choice| {
+            let same = |choice: Choice| Choice { parts: 1, ..choice };
+            let is_same = same(*other) == same(choice) && other.idle(knobs) <= LITTLE_IDLE;
+            let without_remat = Choice { remat: false, ..same(choice) };
+            is_same || (is_pipeline && choice.remat && same(*other) == without_remat)
+        };
+        if choice != now && found.iter().any(|(other, _)| makes_useless(other)) {
             continue;
         }
         let peak =
@@ -294,31 +373,60 @@ pub fn candidates(memory: &Memory, knobs: &Knobs) -> (Vec<Suggestion>, usize) {
 }
 
 /// Every combination of the settings that the mesh and the batch allow; with `least` only those
-/// that cut the state into at least as many pieces, from its stage on.
+/// that cut the state into at least as many pieces, from its stage on. With stages, at least as
+/// many microbatches, and one or two chunks.
 fn choices(least: Option<Choice>, remats: &[bool], knobs: &Knobs) -> Vec<Choice> {
     let divisors = |number: usize| (1..=number).filter(move |n| number.is_multiple_of(*n));
-    let (least_tensor, least_fsdp, least_zero) =
-        least.map_or((1, 1, 1), |least| (least.tensor(), least.fsdp, least.zero));
+    let is_enough = |pieces: ModelPieces, fsdp: usize| {
+        least.is_none_or(|Choice { pieces: of_least, fsdp: least_fsdp, .. }| {
+            pieces.tensor >= of_least.tensor
+                && pieces.pipeline >= of_least.pipeline
+                && fsdp * pieces.num_replicas() >= least_fsdp * of_least.num_replicas()
+        })
+    };
+    let least_zero = least.map_or(1, |least| least.zero);
     let mut found = vec![];
     for pieces in knobs.all_pieces() {
-        let (tensor, now) = (pieces.num_replicas, knobs.pieces.num_replicas);
-        // The examples of a microbatch on all replicas that compute a layer together.
-        let num_examples = knobs.microbatch * tensor;
-        if tensor < least_tensor || !num_examples.is_multiple_of(now) {
+        let (replicas, now) = (pieces.num_replicas(), knobs.pieces.num_replicas());
+        // The examples of a microbatch on all replicas that hold a copy of the model together.
+        let num_examples = knobs.microbatch * replicas;
+        if !num_examples.is_multiple_of(now) {
             continue;
         }
-        let is_enough = |fsdp: &usize| fsdp * tensor >= least_fsdp * least_tensor;
-        for fsdp in divisors(knobs.mesh.num_replicas() / tensor).filter(is_enough) {
-            let stages = if fsdp == 1 { least_zero..=least_zero } else { least_zero..=3 };
-            for zero in stages {
-                for remat in remats {
-                    let with = |parts| Choice { pieces, fsdp, zero, remat: *remat, parts };
-                    found.extend(divisors(num_examples / now).map(with));
+        for fsdp in divisors(knobs.mesh.num_replicas() / replicas) {
+            if !is_enough(pieces, fsdp) {
+                continue;
+            }
+            let stages = match (fsdp, pieces.pipeline) {
+                (1, _) => least_zero..=least_zero,
+                (_, 1) => least_zero..=3,
+                // Microbatches overlap, so parameters are whole during a step.
+                _ => 1..=1,
+            };
+            for (zero, remat) in stages.flat_map(|zero| remats.iter().map(move |r| (zero, *r))) {
+                for num_chunks in chunks(pieces, knobs) {
+                    let with = |parts| Choice { pieces, num_chunks, fsdp, zero, remat, parts };
+                    let all = divisors(num_examples / now).map(with);
+                    found.extend(all.filter(|choice| choice.takes_turns(knobs)));
                 }
             }
         }
     }
     found
+}
+
+/// The numbers of chunks that are tried.
+fn chunks(pieces: ModelPieces, knobs: &Knobs) -> Vec<usize> {
+    let of_now = knobs.pipeline.num_chunks;
+    if pieces.pipeline == 1 {
+        return vec![if knobs.pieces.pipeline == 1 { of_now } else { 1 }];
+    }
+    let mut all = vec![1, 2];
+    if pieces.pipeline == knobs.pieces.pipeline && of_now > 2 {
+        all.push(of_now);
+    }
+    all.retain(|chunks| knobs.num_blocks.is_multiple_of(pieces.pipeline * chunks));
+    all
 }
 
 #[cfg(test)]
@@ -339,9 +447,10 @@ mod tests {
         }
     }
 
-    fn pieces(num_replicas: usize, state_bytes: u64) -> TensorPieces {
+    fn pieces(tensor: usize, pipeline: usize, state_bytes: u64) -> ModelPieces {
         let part = state_bytes / 3;
-        TensorPieces { num_replicas, state_bytes, parameters_bytes: part, gathered_bytes: part }
+        let (parameters_bytes, gathered_bytes) = (part, part);
+        ModelPieces { tensor, pipeline, state_bytes, parameters_bytes, gathered_bytes }
     }
 
     fn knobs(state_bytes: u64, num_replicas: usize) -> Knobs {
@@ -353,7 +462,10 @@ mod tests {
             mesh: Mesh::data(num_replicas),
             zero: 1,
             is_zero_set: false,
-            pieces: pieces(1, state_bytes),
+            pipeline: PipelinePlan::default(),
+            pipeline_keys: vec![],
+            num_blocks: 12,
+            pieces: pieces(1, 1, state_bytes),
             other_pieces: vec![],
         }
     }
@@ -420,7 +532,7 @@ mod tests {
     #[test]
     fn layers_are_cut_where_that_helps() {
         let mut of_gpt = knobs(48 * GIB, 8);
-        let on = |n: usize| pieces(n, 48 * GIB / n as u64);
+        let on = |n: usize| pieces(n, 1, 48 * GIB / n as u64);
         of_gpt.other_pieces = [2, 4, 8].map(on).to_vec();
         (of_gpt.batch_per_replica, of_gpt.remat) = (Some(24), None);
         let found = lines(&memory(48 * GIB, 17 * GIB), &of_gpt);
@@ -437,6 +549,50 @@ mod tests {
         let sets: Vec<_> = all.iter().map(|one| one.sets.join(" ")).collect();
         let expected = "mesh.tensor=2 train.batch_per_replica=12 mesh.fsdp=4 parallel.zero=3";
         assert!(sets.iter().any(|sets| sets.contains(expected)), "{sets:?}");
+    }
+
+    /// 48 GiB of state and 16 of gradients in 16 GiB, on 8 devices, in 12 blocks: four stages take
+    /// 12 and 4 without activations, 8 do not divide the blocks.
+    #[test]
+    fn stages_are_named_only_where_they_help() {
+        let mut of_gpt = knobs(48 * GIB, 8);
+        let on = |n: usize| pieces(1, n, 48 * GIB / n as u64);
+        of_gpt.other_pieces = [2, 4].map(on).to_vec();
+        (of_gpt.microbatch, of_gpt.num_microbatches, of_gpt.remat) = (8, 1, None);
+        let memory_of = |activations: u64| memory(48 * GIB, 16 * GIB + activations);
+        let found = lines(&memory_of(GIB / 8), &of_gpt);
+        assert!(!found.join(" ").contains("mesh.pipeline"), "{found:?}");
+        assert!(found.last().unwrap().contains("more devices"), "{found:?}");
+        // Half of the state leaves room.
+        let half = |n: usize| pieces(1, n, 24 * GIB / n as u64);
+        of_gpt.pieces = half(1);
+        of_gpt.other_pieces = [2, 4].map(half).to_vec();
+        let found = lines(&memory(24 * GIB, 8 * GIB + GIB / 8), &of_gpt);
+        let expected =
+            "--set train.num_microbatches=32 --set mesh.pipeline=4 --set mesh.data=auto (";
+        assert!(found.iter().any(|line| line.starts_with(expected)), "{found:?}");
+        // A search goes over chunks and more microbatches too, but not of one for more stages.
+        let (all, _) = candidates(&memory(24 * GIB, 8 * GIB + GIB / 8), &of_gpt);
+        let sets: Vec<_> = all.iter().map(|one| one.sets.join(" ")).collect();
+        for expected in [
+            "train.num_microbatches=8 mesh.pipeline=4",
+            "train.num_microbatches=16 mesh.pipeline=4 parallel.pipeline_chunks=2",
+        ] {
+            let expected = expected.to_owned();
+            let is_there = sets.contains(&expected);
+            // Twelve blocks are not four stages of two chunks.
+            assert_eq!(is_there, !expected.contains("chunks"), "{expected}: {sets:?}");
+        }
+        assert!(!sets.iter().any(|sets| sets == "mesh.pipeline=4"), "{sets:?}");
+        // Without stages their keys have no meaning.
+        of_gpt.mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Pipeline, 4)]);
+        (of_gpt.pieces, of_gpt.other_pieces) = (half(4), vec![half(1)]);
+        (of_gpt.num_microbatches, of_gpt.pipeline_keys) = (4, vec!["parallel.pipeline_schedule"]);
+        let (all, _) = candidates(&memory(6 * GIB, 3 * GIB), &of_gpt);
+        let sets: Vec<_> = all.iter().map(|one| one.sets.join(" ")).collect();
+        assert!(sets.contains(&String::new()), "{sets:?}");
+        let whole = "mesh.pipeline=1 --unset parallel.pipeline_schedule";
+        assert!(sets.iter().any(|sets| sets.contains(whole)), "{sets:?}");
     }
 
     /// A program of 15 GiB on a GPU of 20 GiB that gives programs three quarters or more.

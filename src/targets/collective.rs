@@ -31,6 +31,12 @@ pub struct Collective {
     /// The replicas of the first group.
     #[serde(skip)]
     pub group: Vec<usize>,
+    /// The outermost loop around it, numbered from 1 in the order of the schedule; 0 without one.
+    #[serde(skip)]
+    pub in_loop: usize,
+    /// `true` if it is in a branch, which may not run each time.
+    #[serde(skip)]
+    pub in_branch: bool,
 }
 
 /// The purpose of a collective, as far as the compiler has kept the origin of the op.
@@ -94,6 +100,11 @@ impl Collective {
     /// `true` if it is of activations, between the replicas that compute a layer together.
     pub fn is_of_layers(&self) -> bool {
         self.axes == [Axis::Tensor.name()]
+    }
+
+    /// `true` if it is of activations, from stage to stage of a pipeline.
+    pub fn is_of_stages(&self) -> bool {
+        self.kind == "collective_permute" && self.axes == [Axis::Pipeline.name()]
     }
 
     /// Bytes of its operands in a step.
@@ -231,6 +242,8 @@ mod tests {
             asynchronous: overlapped_matmuls > 0,
             overlapped_matmuls,
             group: vec![0, 1, 2, 3],
+            in_loop: 0,
+            in_branch: false,
         };
         let collectives = [gather(100, 3, 1), gather(50, 2, 0)];
         let [sum] = &sums(&collectives, |c| c.count as f64)[..] else { panic!("one kind") };

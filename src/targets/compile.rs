@@ -18,9 +18,11 @@ use super::cost::{
 use super::hlo_proto::HloModule;
 use super::listing::listing;
 use super::memory::{GPU_MEMORY_FRACTION, Memory};
+use super::pipeline::count_heads;
 use super::worker::{self, Compilation, Request, WorkerError};
 use super::{
-    Chip, Collective, CollectivePhase, CompileReport, ScatterForm, Target, flags, schedule,
+    Chip, Collective, CollectivePhase, CompileReport, ScatterForm, SentByStages, StepPipeline,
+    Target, flags, schedule,
 };
 use crate::pjrt::OverrideValue;
 
@@ -36,6 +38,8 @@ pub struct Step<'a> {
     pub state: &'a Tree<TensorType>,
     /// Bytes per element of the compute dtype.
     pub element_bytes: usize,
+    /// Its pipeline, if it has one.
+    pub pipeline: Option<StepPipeline>,
     /// The settings that can be changed if the step does not fit.
     pub knobs: &'a dyn Fn() -> Knobs,
     /// The fraction of a GPU's memory that the plugin is configured to allocate; `None` for its
@@ -250,6 +254,7 @@ impl CompileReport {
             overlapped_gradient_fraction: 0.0,
             overlapped_gather_fraction: None,
             overlapped_layer_fraction: None,
+            pipeline: step.pipeline.map(|pipeline| pipeline.report()),
             flops_per_device: work.flops as u64,
             traffic_bytes: (work.matmul_bytes() + work.other_bytes) as u64,
             arithmetic_intensity: work.arithmetic_intensity(),
@@ -302,6 +307,12 @@ impl CompileReport {
         for collective in &mut self.collectives {
             let axes = step.graph.mesh().axes_between(&collective.group);
             collective.axes = axes.iter().map(|axis| axis.name().to_owned()).collect();
+        }
+        if let (Some(report), Some(StepPipeline { schedule, .. })) =
+            (&mut self.pipeline, &step.pipeline)
+        {
+            count_heads(&mut self.collectives, schedule);
+            report.sent = SentByStages::of(&self.collectives, schedule);
         }
         let of_state = |kinds: &[&str]| {
             overlapped_fraction(&self.collectives, |collective| {

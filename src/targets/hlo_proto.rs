@@ -1,7 +1,7 @@
 //! The fields of XLA's `HloModuleProto` that are needed, named as in `hlo.proto` and
 //! `xla_data.proto`. Other fields are skipped.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use prost::Message;
 
@@ -83,6 +83,8 @@ pub(super) struct HloInstruction {
     pub backend_config: Vec<u8>,
     #[prost(message, repeated, tag = "49")]
     pub replica_groups: Vec<ReplicaGroup>,
+    #[prost(message, repeated, tag = "52")]
+    pub source_target_pairs: Vec<SourceTarget>,
     #[prost(string, tag = "63")]
     pub comparison_direction: String,
     #[prost(message, optional, tag = "87")]
@@ -112,6 +114,15 @@ pub(super) struct OpMetadata {
 pub(super) struct ReplicaGroup {
     #[prost(int64, repeated, tag = "1")]
     pub replica_ids: Vec<i64>,
+}
+
+/// `xla.SourceTarget`: who sends to whom in a collective_permute.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(super) struct SourceTarget {
+    #[prost(int64, tag = "1")]
+    pub source: i64,
+    #[prost(int64, tag = "2")]
+    pub target: i64,
 }
 
 /// `xla.CollectiveDeviceListProto`.
@@ -271,6 +282,21 @@ impl HloInstruction {
         listed(&self.replica_groups)
             .or_else(|| list.and_then(|list| listed(&list.replica_groups)))
             .or_else(|| list?.iota_replica_group_list.as_ref()?.groups())
+            .or_else(|| self.connected())
+    }
+
+    /// The replicas that the pairs of a collective_permute connect.
+    fn connected(&self) -> Option<ReplicaGroups> {
+        let mut groups: Vec<BTreeSet<usize>> = vec![];
+        for SourceTarget { source, target } in &self.source_target_pairs {
+            let pair = [source, target].map(|id| usize::try_from(*id).unwrap_or(0));
+            let touches = |group: &mut BTreeSet<usize>| pair.iter().any(|id| group.contains(id));
+            let joined: Vec<_> = groups.extract_if(.., touches).collect();
+            groups.push(joined.into_iter().flatten().chain(pair).collect());
+        }
+        groups.sort();
+        let first = groups.first()?.iter().copied().collect();
+        Some(ReplicaGroups { num_groups: groups.len(), first })
     }
 
     /// The number of iterations of a `while`, if the compiler says so.
@@ -333,6 +359,18 @@ mod tests {
         // [4,2]<=[2,4]T(1,0): {0,4}, {1,5}, ..
         let strided = iota(&[2, 4], &[1, 0], [4, 2]);
         assert_eq!(strided, ReplicaGroups { num_groups: 4, first: vec![0, 4] });
+    }
+
+    /// A pipeline of 3 stages and 2 replicas each.
+    #[test]
+    fn groups_of_a_permute_are_what_its_pairs_connect() {
+        let pairs = [(2, 4), (0, 2), (3, 5), (1, 3)];
+        let pairs = pairs.map(|(source, target)| SourceTarget { source, target });
+        let permute =
+            HloInstruction { source_target_pairs: pairs.to_vec(), ..HloInstruction::default() };
+        let expected = ReplicaGroups { num_groups: 2, first: vec![0, 2, 4] };
+        assert_eq!(permute.groups(), Some(expected));
+        assert_eq!(HloInstruction::default().groups(), None);
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //! | `hlo_proto.rs`, `instruction.rs`, `listing.rs` | reading the optimised program |
 //! | `schedule.rs` | its collectives, and what overlaps them in the order of the schedule |
 //! | `collective.rs` | what each collective is for, and their sums |
+//! | `pipeline.rs` | what the stages of a pipeline wait, keep and send |
 //! | `lifetimes.rs` | how long gathered parameters are in memory |
 //! | `ordering.rs` | which collectives are not ordered by data |
 //! | `memory.rs`, `advice.rs` | whether the step fits, and what to change if not |
@@ -37,6 +38,7 @@ mod lifetimes;
 mod listing;
 mod memory;
 mod ordering;
+mod pipeline;
 mod report;
 mod row;
 mod scaling;
@@ -45,7 +47,7 @@ mod slices;
 mod target;
 pub mod worker;
 
-pub use advice::{Knobs, MemoryAdvice, Suggestion, TensorPieces, candidates};
+pub use advice::{Knobs, MemoryAdvice, ModelPieces, Suggestion, candidates};
 pub use backups::{BackupRow, BackupSimulation};
 pub use chips::{CHIPS, Calibration, Chip, Family, GpuArchitecture, GpuSpec, TpuSpec};
 pub use collective::{Collective, CollectivePhase, CollectiveSum};
@@ -53,6 +55,7 @@ pub use compile::{ByLine, DUMPED, Error, Step, compile, scatter_line};
 pub use instruction::{Instruction, instructions};
 pub use memory::{Memory, gib};
 pub use ordering::unordered_collectives;
+pub use pipeline::{PipelineReport, SentByStages, StepPipeline};
 pub use report::{AttentionForm, CompileReport, ScatterForm};
 pub use row::Row;
 pub use scaling::{AllReduce, Measured, ScalingPrediction, Scenario, sizes};

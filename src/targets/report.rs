@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 use super::advice::MemoryAdvice;
 use super::collective::{Collective, CollectivePhase, CollectiveSum};
 use super::memory::{Memory, gib};
+use super::pipeline::PipelineReport;
 
 /// The output of `lockstep compile`.
 #[derive(Clone, Debug, Serialize)]
@@ -41,6 +42,8 @@ pub struct CompileReport {
     /// The fraction of the bytes that replicas along `tensor` exchange in layers, in collectives
     /// that overlap with a matmul; `None` if there are none.
     pub overlapped_layer_fraction: Option<f64>,
+    /// What the pipeline costs; `None` without one.
+    pub pipeline: Option<PipelineReport>,
     /// FLOPs of a step on one device, counting every loop iteration.
     pub flops_per_device: u64,
     /// Estimated memory traffic of a step on one device, in bytes.
@@ -294,6 +297,10 @@ impl fmt::Display for CompileReport {
                      once"
                 )?;
             }
+        }
+        let pipeline = self.pipeline.iter().flat_map(PipelineReport::lines);
+        for (at, line) in pipeline.enumerate() {
+            writeln!(f, "{:<16} {line}", if at == 0 { "pipeline" } else { "" })?;
         }
         writeln!(
             f,

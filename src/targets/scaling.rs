@@ -10,6 +10,7 @@ use super::cost::{
     WhatIf, Wire, Work, all_reduce, all_reduce_by, first_group, num_varying, waiting_secs,
 };
 use super::memory::{gib, usable};
+use super::pipeline::{PipelineReport, StepPipeline};
 use super::row::Row;
 
 /// Predicted times of an all_reduce.
@@ -51,6 +52,11 @@ pub struct ScalingPrediction {
     pub memory: String,
     /// That batches are larger than those of published recipes, in words.
     pub batch: Option<String>,
+    /// What the pipeline of the largest step costs.
+    pub pipeline: Option<PipelineReport>,
+    /// A picture of it, a line for each stage.
+    #[serde(skip)]
+    pub ticks: Vec<String>,
     /// Backup workers on the whole target, if they were asked for.
     pub backups: Option<BackupSimulation>,
 }
@@ -176,8 +182,16 @@ impl ScalingPrediction {
             stops,
             memory,
             batch,
+            pipeline: None,
+            ticks: vec![],
             backups,
         }
+    }
+
+    /// Adds the pipeline of the largest step.
+    pub fn describe_pipeline(&mut self, pipeline: &StepPipeline) {
+        self.pipeline = Some(pipeline.report());
+        self.ticks = pipeline.picture();
     }
 
     /// Compares the batches with the largest of a published recipe, in tokens for texts and
@@ -232,6 +246,12 @@ impl ScalingPrediction {
         let (batch, stops) = (self.batch.as_ref(), self.stops.as_ref());
         let lines = [Some(&self.memory), batch, stops, Some(&self.finding)];
         for line in lines.into_iter().flatten() {
+            out += &format!("{line}\n");
+        }
+        for line in self.pipeline.iter().flat_map(PipelineReport::lines) {
+            out += &format!("pipeline: {line}\n");
+        }
+        for line in &self.ticks {
             out += &format!("{line}\n");
         }
         out += &format!("accuracy: {}\n", self.accuracy);

@@ -60,6 +60,9 @@ pub(super) fn read(module: &HloModule, num_replicas: usize) -> ScheduledCollecti
         found: vec![],
         seen: HashSet::new(),
         times: 1,
+        in_loop: 0,
+        num_loops: 0,
+        in_branch: false,
         in_unknown_loop: false,
         has_unknown_loops: false,
     };
@@ -76,6 +79,10 @@ struct Walk<'m> {
     seen: HashSet<i64>,
     /// Executions of the computation that is visited.
     times: u64,
+    /// The outermost loop that is visited, from 1; 0 outside of all.
+    in_loop: usize,
+    num_loops: usize,
+    in_branch: bool,
     in_unknown_loop: bool,
     has_unknown_loops: bool,
 }
@@ -155,7 +162,13 @@ impl Walk<'_> {
     /// Visits the computations that an instruction calls, as often as it runs them.
     fn called(&mut self, instruction: &HloInstruction) -> u64 {
         let (times, in_unknown_loop) = (self.times, self.in_unknown_loop);
+        let (in_loop, in_branch) = (self.in_loop, self.in_branch);
+        self.in_branch |= instruction.opcode == "conditional";
         if instruction.opcode == "while" {
+            if in_loop == 0 {
+                self.num_loops += 1;
+                self.in_loop = self.num_loops;
+            }
             let trip_count = self.module.trip_count(instruction);
             self.in_unknown_loop |= trip_count.is_none();
             self.times = times.saturating_mul(trip_count.unwrap_or(1));
@@ -163,14 +176,17 @@ impl Walk<'_> {
         let called = instruction.called_computation_ids.iter();
         let bytes = called.map(|called| self.sequence(*called)).max().unwrap_or(0);
         (self.times, self.in_unknown_loop) = (times, in_unknown_loop);
+        (self.in_loop, self.in_branch) = (in_loop, in_branch);
         bytes
     }
 
     fn end(&mut self, collectives: Vec<Collective>, asynchronous: bool, overlapped_matmuls: usize) {
         self.has_unknown_loops |= self.in_unknown_loop && !collectives.is_empty();
-        let count = self.times;
+        let (count, in_loop, in_branch) = (self.times, self.in_loop, self.in_branch);
         let ended = collectives.into_iter().map(|collective| Collective {
             count,
+            in_loop,
+            in_branch,
             asynchronous,
             overlapped_matmuls: if asynchronous { overlapped_matmuls } else { 0 },
             ..collective
@@ -234,6 +250,8 @@ impl Walk<'_> {
             group: first,
             asynchronous: false,
             overlapped_matmuls: 0,
+            in_loop: 0,
+            in_branch: false,
         })
     }
 

@@ -133,9 +133,16 @@ impl Run {
         self.spec_of(model, &self.fields)
     }
 
-    /// The specification of the step on another mesh, with whole rows between regions.
+    /// The specification of the step on another mesh, with whole rows between regions and one chunk
+    /// of each stage.
     pub fn spec_on<'a>(&'a self, model: &'a dyn Model, mesh: Mesh) -> StepSpec<'a> {
-        StepSpec { plan: ParallelPlan::new(mesh, self.plan.gather_at), ..self.spec(model) }
+        let gather_at = match mesh.size(Axis::Pipeline) {
+            1 => self.plan.gather_at,
+            _ => GatherAt::Step,
+        };
+        let pipeline = PipelinePlan { num_chunks: 1, ..self.plan.pipeline };
+        let plan = ParallelPlan::new(mesh, gather_at).with_pipeline(pipeline);
+        StepSpec { plan, ..self.spec(model) }
     }
 
     /// The specifications of the steps on smaller batches; see [`Self::smaller_fields`].

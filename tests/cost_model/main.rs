@@ -1,8 +1,12 @@
 //! Compares the cost model with published scaling and published steps, and its counts of one step
 //! in several forms with each other. The tables in `docs/cost-model.md` are computed here.
 
+#[path = "../support/mod.rs"]
+mod support;
+
 mod communication;
 mod flops;
+mod pipeline;
 mod published;
 mod random;
 mod scaling;

@@ -8,6 +8,7 @@
 //!   that does not fit until the advice is followed
 //! - `sharded`: gathers and scatters of a GPT at ZeRO stage 3, and GPT-2 1558M, which fits only
 //!   sharded
+//! - `pipeline`: what the stages of a pipeline send, and what the loops of ticks copy
 //! - `plan`: scaling by the cost model
 //! - `preflight`: the answers before a run
 //! - `several_processes`: the options and the store of a client that is one of several
@@ -22,6 +23,7 @@
 mod attention;
 mod chips;
 mod order;
+mod pipeline;
 mod plan;
 mod preflight;
 mod programs;

@@ -14,7 +14,7 @@ use anyhow::Result;
 use hlo::counted;
 
 use super::args::{ConfigArgs, PreflightArgs};
-use super::compile::{TargetStep, check_advice, steps};
+use super::compile::{Steps, TargetStep, check_advice};
 use super::schedule::parameter_ranks;
 use super::{in_words, picture, print_line};
 use crate::config::DataConfig;
@@ -227,7 +227,7 @@ fn answer_to_cost(args: &PreflightArgs, cost: &RunCost, accuracy: &str) -> Prefl
 
 /// The predicted step on every part of the target that has one.
 fn rows(config: &ConfigArgs, target: &Target) -> Result<ScalingPrediction> {
-    let (steps, _) = steps(config, target)?;
+    let Steps { steps, .. } = Steps::new(config, target)?;
     Ok(ScalingPrediction::new(target, &steps, None, &Scenario::default()))
 }
 
