@@ -5,7 +5,7 @@ use hlo::counted;
 use serde::Serialize;
 
 use super::collective::{Collective, overlapped_fraction};
-use crate::parallel::{TickPhase, PipelineSchedule};
+use crate::parallel::{PipelineSchedule, TickPhase};
 
 /// The pipeline of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

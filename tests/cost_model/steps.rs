@@ -18,6 +18,7 @@ use lockstep::targets::cost::{
 };
 use lockstep::targets::{CHIPS, Calibration, Chip, Family, Target};
 use lockstep::train::Run;
+use models::MAX_SIZE;
 use rayon::prelude::*;
 
 use super::published::{Fused, Model, Published, all};
@@ -33,11 +34,12 @@ struct Traced {
 fn trace(published: &Published, num_layers: usize) -> Traced {
     let num_examples = 2 * published.batch * published.num_devices;
     let (model, data) = match published.model {
+        // What was measured computed all logits at once.
         Model::Gpt { width, num_heads, context, vocabulary, .. } => (
             format!(
                 "name = \"gpt\"\nnum_layers = {num_layers}\nwidth = {width}\n\
                  num_heads = {num_heads}\ncontext = {context}\nvocabulary = {vocabulary}\n\
-                 remat = {}\nscan_layers = false",
+                 remat = {}\nscan_layers = false\nloss_chunk_rows = {MAX_SIZE}",
                 published.remat
             ),
             format!(
