@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn padding_and_idle_ticks_are_said() {
         let line = &pipeline(4, 8).report().lines()[0];
-        let expected = "8 microbatches through 4 stages: 11 ticks, idle 27 % of them, 8 \
+        let expected = "8 microbatches through 4 stages: 11 ticks, idle 27 % of them, 9 \
                         microbatches kept, 16.7 % of the head's rows are padding";
         assert_eq!(line, expected);
         let whole = StepPipeline { head_rows: None, ..pipeline(4, 8) }.report();

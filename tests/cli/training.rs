@@ -162,7 +162,7 @@ fn a_run_leaves_metrics_summary_and_parameters() {
     for field in EVAL_FIELDS.iter().chain(&["step"]) {
         assert_eq!(summary["best_eval"][field], best[field], "{field}");
     }
-    let mesh = serde_json::json!({ "data": 2, "fsdp": 1, "tensor": 1 });
+    let mesh = serde_json::json!({ "data": 2, "fsdp": 1, "tensor": 1, "pipeline": 1 });
     assert_eq!((&summary["mesh"], &summary["num_processes"]), (&mesh, &1.into()));
     // Weights and biases of 64 -> 256 -> 256 -> 10 and of two norms.
     assert_eq!(summary["num_params"], num_values(&out.join("params.safetensors")));

@@ -44,6 +44,7 @@ fn a_killed_process_is_named_and_the_run_goes_on() {
 
 /// Each process is a stage.
 #[test]
+#[ignore = "trains for half a minute; of the full set"]
 fn a_killed_stage_is_named_and_the_run_goes_on() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();

@@ -547,7 +547,11 @@ fn bad_files_say_what_to_change() {
         ),
         ("data = 4", "data = 1.5", &["mesh.data: found", "\"auto\" or a whole number from 1 to"]),
         ("data = 4", "tensor = 0", &["mesh.tensor: found 0; allowed: a whole number from 1 to"]),
-        ("data = 4", "pipeline = 0", &["mesh.pipeline: found 0; allowed: 1", "not built yet"]),
+        (
+            "data = 4",
+            "pipeline = 0",
+            &["mesh.pipeline: found 0; allowed: a whole number from 1 to 131072"],
+        ),
         ("data = 4", "sequence = 2", &["mesh.sequence: unknown key", "known here: data"]),
         ("[mesh]\n", "[[mesh]]\n", &["mesh: found a list; allowed: a section, [mesh]"]),
         ("[model]", "mesh = 4\n[model]", &["/runs/good.toml:21: not valid TOML", "duplicate key"]),

@@ -98,7 +98,9 @@ fn clipped_adamw_with_rates_by_block_trains_alike() {
 
 #[test]
 fn lamb_with_patterns_of_single_blocks_trains_alike() {
-    for trained in check("lamb", LAMB, 1e-10, &[FSDP, GPIPE, DEEP]) {
+    let all: &[&[&str]] = &[FSDP, GPIPE, DEEP];
+    let meshes = if std::env::var_os("LOCKSTEP_FULL").is_some() { all } else { &all[..1] };
+    for trained in check("lamb", LAMB, 1e-10, meshes) {
         let model = trained.trainer.model().unwrap();
         let kept = |path: &str| model[path] == trained.initial[path];
         assert!(kept("blocks.0.attn.query.weight") && kept("blocks.3.norm1.bias"));
