@@ -64,10 +64,10 @@ pub struct ParallelConfig {
     /// what is fastest on the backend.
     #[schemars(extend("unit" = "bytes"))]
     pub bucket_bytes: AutoOr<usize>,
-    /// How sums over replicas are computed: `"ring"`, `"tree"` and `"hierarchical"` are written into
-    /// the program as the messages of that algorithm, `"direct"` leaves them to the engine. `"auto"`
-    /// is `"direct"`. Sums of fewer than 1024 elements, and those that scatter their result, are
-    /// always direct. See [Communication](communication.md#algorithms).
+    /// How sums over replicas are computed: `"ring"`, `"tree"` and `"hierarchical"` are written
+    /// into the program as the messages of that algorithm, `"direct"` leaves them to the engine.
+    /// `"auto"` is `"direct"`. Sums of fewer than 1024 elements, and those that scatter their
+    /// result, are always direct. See [Communication](communication.md#algorithms).
     pub all_reduce: AllReduceConfig,
     /// Number of replicas with fast links to each other, neighbors in the order of the mesh:
     /// `all_reduce = "hierarchical"` sums among them first. `"auto"` is the replicas of a process.

@@ -18,8 +18,8 @@ fn sums_by_each_algorithm_train_alike() {
     }
 }
 
-/// Rounded gradients move a curve, by less than their 8 bits; in every stage of ZeRO, which scatters
-/// them, and where all replicas get them.
+/// Rounded gradients move a curve, by less than their 8 bits; in every stage of ZeRO, which
+/// scatters them, and where all replicas get them.
 #[test]
 fn narrow_sums_train_almost_alike() {
     let narrow = "parallel.reduce_dtype=bf16";
