@@ -78,8 +78,9 @@ impl LeafSpec {
         }
     }
 
-    /// The stacked dims of a pipeline: chunks of a stage, stages, blocks of a chunk. So the rows in
-    /// order are the blocks in order, if a stage has every so many chunks.
+    /// The number of stacked dims of a pipeline: chunks of a stage, stages, blocks of a chunk. A
+    /// chunk follows the same chunk of the stage before, so the rows in order are the blocks in
+    /// order.
     pub const PIPELINE_DIMS: usize = 3;
 
     /// Rows like this leaf, one for each block of a pipeline; each stage along the axis `pipeline`

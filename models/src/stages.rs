@@ -76,16 +76,19 @@ impl<'m> Stages<'m> {
             let dims = [&sizes[..], &of_block.dims].concat();
             let num_stacked = LeafSpec::PIPELINE_DIMS;
             let leaf = Parameter { dims, num_stacked, is_pipelined: true, ..of_block.clone() };
-            self.of_stage(scope.bound_param(path, leaf))
+            Self::of_stage(scope.bound_param(path, leaf))
         };
         self.block.params.iter().map(leaf).collect()
     }
 
     /// This stage's rows of a leaf, `[v, n, ..]`, from what it has of the leaf, `[v, 1, n, ..]`.
     #[track_caller]
-    pub fn of_stage<'g>(&self, leaf: Tensor<'g>) -> Tensor<'g> {
-        let row = leaf.shape().split_off(LeafSpec::PIPELINE_DIMS.min(leaf.rank()));
-        leaf.reshape(&[&[self.num_chunks, self.blocks_per_chunk], &row[..]].concat())
+    pub fn of_stage(leaf: Tensor<'_>) -> Tensor<'_> {
+        match &leaf.shape()[..] {
+            [chunks, _, more @ ..] => leaf.reshape(&[&[*chunks], more].concat()),
+            // The trace has an error.
+            _ => leaf,
+        }
     }
 
     /// The rows of a chunk, a u32 scalar, from this stage's rows of each parameter: of each the
@@ -198,7 +201,7 @@ impl<'m> Stages<'m> {
             (vec![self.turn(consts, given.len(), shared.len(), x[0], turn[0])], vec![])
         });
         // The last stage has sent it to the first.
-        let is_first = t.replica_id(Axis::Pipeline).equal(0.0).broadcast_like(carried[0], &[]);
+        let is_first = t.replica_id(Axis::Pipeline).equal(0.0);
         let y = is_first.select(carried[0], carried[0].full_like(0.0));
         y.all_reduce(Reduction::Sum, Axis::Pipeline)
     }

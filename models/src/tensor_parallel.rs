@@ -104,7 +104,7 @@ impl<'g> Scope<'g> {
         }
         let x = x.vary(Axis::Tensor);
         let is_first = self.tensor_index().equal(0.0);
-        is_first.broadcast_like(x, &[]).select(x, x.full_like(0.0))
+        is_first.select(x, x.full_like(0.0))
     }
 
     /// The scope of a parameter with a vector or number for each entry of a vocabulary, along dim
@@ -118,15 +118,11 @@ impl<'g> Scope<'g> {
     /// last replica may have some of zeros, which stand for nothing.
     #[track_caller]
     pub(crate) fn own_entries(&self, parameter: Tensor<'g>, vocabulary: usize) -> Tensor<'g> {
-        let num_pieces = self.num_tensor_replicas();
-        let num_missing = vocabulary.next_multiple_of(num_pieces) - vocabulary;
-        if num_missing == 0 {
-            return parameter;
+        let size = vocabulary.next_multiple_of(self.num_tensor_replicas());
+        match size == vocabulary {
+            true => parameter,
+            false => self.own_piece(parameter.pad_end(0, size)),
         }
-        let mut high = vec![0; parameter.rank()];
-        high[0] = num_missing as i64;
-        let (low, interior) = (vec![0; high.len()], vec![0; high.len()]);
-        self.own_piece(parameter.pad(0.0, &low, &high, &interior))
     }
 
     /// This replica's index along `tensor`: a u32 scalar.

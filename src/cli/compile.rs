@@ -16,8 +16,8 @@ use crate::pjrt::Platform;
 use crate::step::{self, DeclaredStep};
 use crate::targets::cost::{DeviceLayout, Timeline, Work};
 use crate::targets::{
-    self, ByLine, CompileReport, Family, Knobs, Measured, MemoryAdvice, ModelPieces, Step,
-    StepPipeline, Suggestion, Target, worker,
+    self, Arrangement, ByLine, CompileReport, Family, Knobs, Measured, MemoryAdvice, ModelPieces,
+    Step, StepPipeline, Suggestion, Target, worker,
 };
 use crate::train::Run;
 
@@ -130,7 +130,7 @@ impl Steps {
                         step.warn_of_distant_layers(&measured.timeline, target);
                     }
                     found.steps.push(measured);
-                    found.pipeline = pipeline(&step.loaded, &step.run);
+                    found.pipeline = step.run.pipeline(&*step.loaded.model);
                 }
                 // A batch that does not divide over this number of devices may divide over others.
                 Err(error) => found.refused = Some(error),
@@ -138,17 +138,6 @@ impl Steps {
         }
         Ok(found)
     }
-}
-
-/// The pipeline of a step, if it has one.
-pub(super) fn pipeline(loaded: &Loaded, run: &Run) -> Option<StepPipeline> {
-    let schedule = run.plan.schedule(run.batch.num_microbatches())?;
-    let is_by_row = loaded.model.pipelined()?.is_head_by_row();
-    let positions = loaded.config.data.tokens_per_example().unwrap_or(1);
-    // Replicas along `tensor` have pieces of the rows, of which they divide their own.
-    let pieces = if run.plan.sequence { run.plan.mesh.size(Axis::Tensor) } else { 1 };
-    let head_rows = is_by_row.then_some(run.batch.microbatch() * positions / pieces);
-    Some(StepPipeline { schedule, head_rows })
 }
 
 /// The step that `train` would run on a target.
@@ -189,7 +178,12 @@ impl TargetStep {
                 counted(num_devices, "device")
             );
         }
-        let run = Run::new(&loaded.config, &loaded.splits, mesh, platform)?;
+        let mut run = Run::new(&loaded.config, &loaded.splits, mesh, platform)?;
+        if let Arrangement::Hosts { gpus_per_host, .. } = target.arrangement {
+            // As where each host has a process.
+            run.lowering.replicas_per_host =
+                loaded.config.parallel.replicas_per_host.or(gpus_per_host);
+        }
         Ok(Self { loaded, run, most_along_tensor: target.most_along_tensor() })
     }
 
@@ -247,11 +241,6 @@ impl TargetStep {
             let spec = run.spec_on(&*self.loaded.model, mesh);
             Some(self.pieces_of(&spec.declare().ok()?, &mesh))
         });
-        let keys = [
-            ("parallel.pipeline_chunks", config.parallel.pipeline_chunks.is_some()),
-            ("parallel.pipeline_schedule", config.parallel.pipeline_schedule.is_some()),
-        ];
-        let keys = keys.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key);
         let batch_per_replica = match config.train.batch {
             BatchSize::PerReplica(size) => Some(size),
             BatchSize::Global(_) => None,
@@ -266,7 +255,7 @@ impl TargetStep {
             zero: if of_stages > 1 { 1 } else { config.parallel.zero_stage() },
             is_zero_set: config.parallel.zero.is_some(),
             pipeline: run.plan.pipeline,
-            pipeline_keys: keys.collect(),
+            pipeline_keys: config.parallel.pipeline_keys().collect(),
             num_blocks,
             pieces: self.pieces_of(declared, mesh),
             other_pieces: others.collect(),
@@ -338,7 +327,7 @@ impl TargetStep {
             by_line: by_line.as_ref().map(|(line, program)| ByLine { line: *line, program }),
             state: declared.types(),
             element_bytes: run.precision.compute.size_bytes(),
-            pipeline: pipeline(&self.loaded, run),
+            pipeline: run.pipeline(&*self.loaded.model),
             knobs: &|| self.knobs_of(&declared),
             memory_fraction: self.loaded.config.device.memory_fraction(),
             overrides: &run.compile.options.overrides,

@@ -6,7 +6,6 @@ use anyhow::Result;
 use hlo::Axis;
 
 use super::args::{ConfigArgs, Stage};
-use super::compile::pipeline;
 use super::{Loaded, print_lines};
 use crate::observe::say;
 use crate::step;
@@ -15,17 +14,16 @@ use crate::train::{
 };
 
 pub fn run(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
-    let loaded = Loaded::new(config)?;
-    let Loaded { config, splits, model } = &loaded;
-    let (mesh, platform) = match platform_on_host(config) {
-        Some(platform) => (mesh_on_host(config), platform),
+    let Loaded { config, splits, model } = Loaded::new(config)?;
+    let (mesh, platform) = match platform_on_host(&config) {
+        Some(platform) => (mesh_on_host(&config), platform),
         None => {
-            let (client, mesh) = open_devices(config, say)?;
+            let (client, mesh) = open_devices(&config, say)?;
             (mesh, client.platform())
         }
     };
-    let run = Run::new(config, splits, mesh, platform)?;
-    let declared = run.spec(&**model).declare()?;
+    let run = Run::new(&config, &splits, mesh, platform)?;
+    let declared = run.spec(&*model).declare()?;
     let (graph, name) = match stage {
         Stage::Loss => (step::trace_loss(&declared)?, "loss"),
         Stage::Grad => (step::trace_grad(&declared)?, "grad"),
@@ -37,7 +35,7 @@ pub fn run(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
     if matches!(stage, Stage::Step) && mesh.num_replicas() > mesh.size(Axis::Data) {
         lines.extend(list_sharding(declared.leaves(), &run.plan));
         lines.extend(list_collectives(&lowered.graph));
-        if let Some(pipeline) = pipeline(&loaded, &run) {
+        if let Some(pipeline) = run.pipeline(&*model) {
             let words = pipeline.report().lines();
             lines.extend(words.into_iter().map(|line| format!("pipeline: {line}")));
             lines.extend(pipeline.picture());

@@ -525,11 +525,7 @@ fn check_pipeline(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut Key
         }
         return;
     }
-    let keys = [
-        ("parallel.pipeline_chunks", parallel.pipeline_chunks.is_some()),
-        ("parallel.pipeline_schedule", parallel.pipeline_schedule.is_some()),
-    ];
-    for (key, _) in keys.into_iter().filter(|(_, is_set)| *is_set) {
+    for key in parallel.pipeline_keys() {
         let problem = format!(
             "there are no stages: mesh.pipeline = 1; set mesh.pipeline to 2 or more, or leave out \
              {key} (--unset {key})"
@@ -538,7 +534,7 @@ fn check_pipeline(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut Key
     }
 }
 
-/// A step with a pipeline is a program of several loops, which another loop would not make faster.
+/// A step with a pipeline is a program of several loops: another around them would save nothing.
 fn check_launches(train: &TrainConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
     let num_stages = mesh.pipeline.unwrap_or(1);
     if num_stages > 1

@@ -73,7 +73,7 @@ pub struct ParallelConfig {
     /// `all_reduce = "hierarchical"` sums among them first. `"auto"` is the replicas of a process.
     #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas"))]
     pub replicas_per_host: AutoOr<usize>,
-    /// In which gradients are sent where they are summed over replicas, if not in their own dtype:
+    /// The dtype in which gradients are sent where they are summed over replicas, if not their own:
     /// `"bf16"` rounds the terms, adds them in the gradient's dtype in the order of the replicas,
     /// and rounds the sum once more where all replicas get it. Half the bytes of f32. Gradients of
     /// fewer than 4096 elements stay. See [Communication](communication.md#fewer-bytes).
@@ -173,6 +173,15 @@ pub enum PipelineOrder {
 impl ParallelConfig {
     /// The stage of ZeRO of a sharded mesh if none is set.
     pub const DEFAULT_ZERO: usize = 1;
+
+    /// The keys that are set and need a pipeline.
+    pub fn pipeline_keys(&self) -> impl Iterator<Item = &'static str> {
+        let keys = [
+            ("parallel.pipeline_chunks", self.pipeline_chunks.is_some()),
+            ("parallel.pipeline_schedule", self.pipeline_schedule.is_some()),
+        ];
+        keys.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key)
+    }
 
     /// Number of chunks of each stage of a pipeline.
     pub fn num_pipeline_chunks(&self) -> usize {

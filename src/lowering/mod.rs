@@ -61,7 +61,7 @@ impl Lowering {
     /// | optimizer state | written first, then read: otherwise XLA copies it | unchanged: XLA fuses both |
     /// | collectives beside a loop that has some | wait for its end: their rendezvous are told apart by order alone | as written |
     /// | reductions to a scalar | in stages, the first over at most 32 elements: longer ones are not vectorised | one op |
-    /// | all_reduces | one op; `parallel.all_reduce` writes the messages of an algorithm | the same |
+    /// | sums over replicas | one op; `parallel.all_reduce` writes the messages of an algorithm | the same |
     /// | reduce_scatters | one op | one op; `parallel.scatter_line` writes one per dim of a torus |
     /// | collectives | ops; `parallel.host_collectives` writes calls to the host | ops |
     /// | large products, convolutions of images, maxima over windows, sums over leading dims, random bits | ops; `compile.kernels` writes calls to the host | ops |

@@ -20,7 +20,8 @@ pub struct ParallelPlan {
     pub sequence: bool,
     /// How microbatches pass the stages, if `pipeline` has several replicas.
     pub pipeline: PipelinePlan,
-    /// In which gradients are sent where they are scattered over `fsdp`; `None` is their own dtype.
+    /// The dtype in which gradients are sent where they are scattered over `fsdp`; `None` is their
+    /// own.
     pub reduce_dtype: Option<DType>,
 }
 

@@ -17,7 +17,7 @@ const MAX_IN_ORDER: usize = 64;
 /// over processes.
 #[derive(Clone, Copy, Debug)]
 pub struct NarrowSum {
-    /// In which values are sent.
+    /// The dtype in which values are sent.
     pub dtype: DType,
 }
 
@@ -41,12 +41,7 @@ fn narrow_sum<'g>(x: Tensor<'g>, axes: AxisSet, dtype: DType) -> Tensor<'g> {
         return x.all_reduce(hlo::Reduction::Sum, axes);
     }
     let piece = n.div_ceil(p);
-    let flat = x.reshape(&[n]);
-    let padded = match piece * p - n {
-        0 => flat,
-        missing => flat.pad(0.0, &[0], &[missing as i64], &[0]),
-    };
-    let sum = narrow_scatter(padded, 0, axes, dtype);
+    let sum = narrow_scatter(x.reshape(&[n]).pad_end(0, piece * p), 0, axes, dtype);
     let all = sum.convert(dtype).all_gather(0, axes).convert(x.dtype());
     all.slice_dim(0, 0, n).reshape(&x.shape()).replicated(axes)
 }

@@ -248,7 +248,7 @@ impl PipelineSchedule {
                     ticks.into_iter().all(|tick| slots[tick - stage] != slot)
                 });
                 if !(has_input && has_head && is_kept && before(forward, backward)) {
-                    return Err(format!("{pass:?} at stage {stage} has not what it needs"));
+                    return Err(format!("{pass:?} at stage {stage} lacks what it needs"));
                 }
             }
         }

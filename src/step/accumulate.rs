@@ -74,12 +74,8 @@ impl Accumulate for Sequential {
                 let params =
                     params.map(|((path, param), value)| (path.to_owned(), param.in_loop(*value)));
                 let params = params.collect();
-                let training = Training {
-                    key: Key::from_words(carry.key),
-                    first_example: carry.first_example + index * spec.microbatch as f64,
-                    num_examples: spec.microbatch,
-                    batch_axes: spec.plan.batch_axes(),
-                };
+                let first_example = carry.first_example + index * spec.microbatch as f64;
+                let training = spec.training(Key::from_words(carry.key), first_example);
                 let fields = carry.fields.map(|_, x| x.index_leading(index));
                 let weight = spec.ones(index.tracer(), spec.microbatch);
                 let batch = Batch { fields, weight };
@@ -124,16 +120,12 @@ impl<'g> Carry<'g> {
             false => vec![],
         };
         let observed = model_state.values().map(|ty| t.full(ty.dtype, &ty.dims, 0.0)).collect();
-        let cut = |x: &Tensor<'g>| {
-            let sizes = [&[spec.num_microbatches, spec.microbatch], &x.shape()[1..]].concat();
-            x.reshape(&sizes)
-        };
         Self {
             sums: Sums { loss: none, weight: none, gradients, observed },
             params: params.values().map(|p| p.once_per_step.unwrap_or(p.tensor)).collect(),
             key: inputs.training.key.words(),
             first_example: inputs.training.first_example,
-            fields: inputs.batch.fields.map(|_, x| cut(x)),
+            fields: spec.microbatches(&inputs.batch.fields),
         }
     }
 

@@ -4,12 +4,13 @@
 use std::fmt;
 use std::rc::Rc;
 
+use hlo::random::Key;
 use hlo::{
     Axis, AxisSet, DType, LeafSpec, Mesh, Sharding, Tensor, TensorType, Tracer, Tree, trace,
 };
 use models::{
     AttentionKernels, Batch, LayerOptions, Model, ParamUse, Parameter, Precision, RunningMean,
-    Scope, TensorUse,
+    Scope, TensorUse, Training,
 };
 
 use super::{BATCH, NUM_SKIPPED, STEP, StateSection, StepError, ema_path};
@@ -136,6 +137,20 @@ impl<'a> StepSpec<'a> {
             (field.name.clone(), self.in_compute_dtype(x))
         });
         Batch { fields: fields.collect(), weight: self.ones(t, size) }
+    }
+
+    /// The fields of a replica's batch, cut into microbatches: `[num_microbatches, microbatch, ..]`.
+    pub(super) fn microbatches<'g>(&self, fields: &Tree<Tensor<'g>>) -> Tree<Tensor<'g>> {
+        fields.map(|_, x| {
+            let sizes = [&[self.num_microbatches, self.microbatch], &x.shape()[1..]].concat();
+            x.reshape(&sizes)
+        })
+    }
+
+    /// What layers read in training, for a microbatch from this example of the global batch on.
+    pub(super) fn training<'g>(&self, key: Key<'g>, first_example: Tensor<'g>) -> Training<'g> {
+        let (num_examples, batch_axes) = (self.microbatch, self.plan.batch_axes());
+        Training { key, first_example, num_examples, batch_axes }
     }
 
     /// Converts float fields to the compute dtype.

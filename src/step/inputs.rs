@@ -21,14 +21,9 @@ impl<'g> StepInputs<'g> {
         let (step, num_skipped) = (state[STEP], state[NUM_SKIPPED]);
         let seed = t.input(SEED, TensorType::new(DType::U32, &[2]));
         let batch = spec.batch_inputs(t, spec.batch_per_replica());
-        let batch_axes = spec.plan.batch_axes();
-        let shard = t.replica_id(batch_axes);
-        let training = Training {
-            key: Key::from_seed(seed).fold_in(step),
-            first_example: shard * spec.batch_per_replica() as f64,
-            num_examples: spec.microbatch,
-            batch_axes,
-        };
+        let shard = t.replica_id(spec.plan.batch_axes());
+        let first_example = shard * spec.batch_per_replica() as f64;
+        let training = spec.training(Key::from_seed(seed).fold_in(step), first_example);
         Self { training, state, step, num_skipped, batch }
     }
 

@@ -46,6 +46,15 @@
 //! | v5e | none found: a scatter over two dims of the torus is an all_reduce | 0.42, and 0.25 of the all_reduces |
 //! | v5e | the same, width 1024 and 3 blocks of 8 heads | 0.81, and 0.62 of the all_reduces; temporaries 0.20 GiB |
 //! | v5e | the same, with a scatter per dim (`parallel.scatter_line = 4`) | 0.87; scatters native and synchronous, but for a fiftieth of their bytes; 0.17 GiB |
+//!
+//! With a pipeline: a GPT with 8 blocks of width 2048 on 2 x 4 stages, 8 microbatches of 1024
+//! tokens. `tests/targets/pipeline.rs` holds the chosen ones.
+//!
+//! | chip | options | what the schedule showed of ticks with both passes |
+//! |---|---|---|
+//! | H100 | defaults | one permute at a time; those of the gradients of rows are synchronous |
+//! | H100 | the latency hiding scheduler, four at a time | all permutes beside matmuls |
+//! | v5p | those of data parallelism | all permutes beside matmuls |
 
 use std::collections::BTreeMap;
 

@@ -31,7 +31,7 @@ pub struct PipelineReport {
     /// The fraction of these in which a stage is idle.
     pub idle_fraction: f64,
     /// For how many microbatches a stage keeps values of a chunk, at most, over all of its chunks.
-    pub num_slots: usize,
+    pub num_kept: usize,
     /// The fraction of the rows of the head that are padding; `None` if each stage computes the
     /// whole head.
     pub padded_fraction: Option<f64>,
@@ -81,7 +81,8 @@ impl StepPipeline {
             num_microbatches: schedule.num_microbatches(),
             num_ticks: schedule.num_busy_ticks(),
             idle_fraction: schedule.bubble(),
-            num_slots: schedule.num_slots(),
+            // One slot more may be for idle passes.
+            num_kept: schedule.num_slots().min(schedule.num_chunks() * schedule.num_microbatches()),
             padded_fraction: self.padded_fraction(),
             sent: None,
         }
@@ -126,7 +127,7 @@ impl StepPipeline {
 impl PipelineReport {
     /// In words, a line for each.
     pub fn lines(&self) -> Vec<String> {
-        let Self { num_stages, num_chunks, num_microbatches, num_ticks, num_slots, .. } = self;
+        let Self { num_stages, num_chunks, num_microbatches, num_ticks, num_kept, .. } = self;
         let chunks = match num_chunks {
             1 => String::new(),
             chunks => format!(" of {chunks} chunks"),
@@ -137,8 +138,8 @@ impl PipelineReport {
             counted(*num_stages, "stage"),
             100.0 * self.idle_fraction,
             match num_chunks {
-                1 => counted(*num_slots, "microbatch"),
-                _ => format!("{} of a chunk", counted(*num_slots, "microbatch")),
+                1 => counted(*num_kept, "microbatch"),
+                _ => format!("{} of a chunk", counted(*num_kept, "microbatch")),
             }
         );
         match self.padded_fraction {
@@ -264,7 +265,7 @@ mod tests {
     #[test]
     fn padding_and_idle_ticks_are_said() {
         let line = &pipeline(4, 8).report().lines()[0];
-        let expected = "8 microbatches through 4 stages: 11 ticks, idle 27 % of them, 9 \
+        let expected = "8 microbatches through 4 stages: 11 ticks, idle 27 % of them, 8 \
                         microbatches kept, 16.7 % of the head's rows are padding";
         assert_eq!(line, expected);
         let whole = StepPipeline { head_rows: None, ..pipeline(4, 8) }.report();

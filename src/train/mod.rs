@@ -186,7 +186,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     if let Some(classes) = describe_classes(&*job.splits.train, &*job.splits.eval) {
         processes.say(&classes);
     }
-    processes.say(&describe_synchronisation(&trainer, &run.plan, run.batch.num_microbatches()));
+    processes.say(&describe_synchronisation(&trainer, &run.plan, run.pipeline(job.model)));
     let warnings = [
         warn_of_distant_layers(&trainer, &run.plan),
         warn_of_zero_stage(job.config.parallel.zero, &run.plan),

@@ -10,7 +10,7 @@ use crate::data::{LabelKind, LabelScale, Source};
 use crate::parallel::{LeafTotals, ParallelPlan, ShardingReport};
 use crate::step::StateSection;
 use crate::targets::cost::{DeviceLayout, Timeline};
-use crate::targets::{Arrangement, Chip, Family, Target};
+use crate::targets::{Arrangement, Chip, Family, StepPipeline, Target};
 
 /// Classes that a message lists.
 const MAX_CLASSES: usize = 10;
@@ -108,7 +108,7 @@ fn describe_padding(run: &Run) -> Option<String> {
 pub fn describe_synchronisation(
     trainer: &Trainer,
     plan: &ParallelPlan,
-    num_microbatches: usize,
+    pipeline: Option<StepPipeline>,
 ) -> String {
     let state = trainer.state();
     let bytes = |section: StateSection| -> usize {
@@ -127,7 +127,9 @@ pub fn describe_synchronisation(
         1 => String::new(),
         _ => format!("\nsharding: {}", describe_sharding(state.specs(), plan)),
     };
-    let more = describe_cut(plan).into_iter().chain(describe_stages(plan, num_microbatches));
+    let pipeline = pipeline.iter().flat_map(|pipeline| pipeline.report().lines());
+    let pipeline = pipeline.map(|line| format!("pipeline: {line}"));
+    let more = describe_cut(plan).into_iter().chain(pipeline);
     let more: String = more.map(|line| format!("\n{line}")).collect();
     format!(
         "{}: {}, {}, and {} of optimizer state on each replica{sharding}{more}\n\
@@ -148,30 +150,13 @@ fn describe_cut(plan: &ParallelPlan) -> Option<String> {
     })
 }
 
-/// How microbatches pass the stages of a pipeline, if there is one.
-fn describe_stages(plan: &ParallelPlan, num_microbatches: usize) -> Option<String> {
-    let schedule = plan.schedule(num_microbatches)?;
-    let chunks = match schedule.num_chunks() {
-        1 => String::new(),
-        chunks => format!(" of {chunks} chunks each"),
-    };
-    Some(format!(
-        "pipeline: {} pass {} stages{chunks}, which are idle {:.1} % of the time; values of {} are \
-         kept at once",
-        counted(num_microbatches, "microbatch"),
-        schedule.num_stages(),
-        100.0 * schedule.bubble(),
-        counted(schedule.num_slots(), "pass"),
-    ))
-}
-
 /// A warning if stage 2 of ZeRO is asked for with a pipeline.
 pub fn warn_of_zero_stage(stage: Option<usize>, plan: &ParallelPlan) -> Option<String> {
     let taken = plan.gather_at.zero_stage();
     let asked = stage.filter(|stage| *stage != taken)?;
     Some(format!(
         "parallel.zero = {asked} is taken as {taken}: with mesh.pipeline = {} passes of several \
-         microbatches overlap, so gradients are scattered once, after all of them",
+         microbatches overlap, so gradients are scattered once, after the last",
         plan.mesh.size(Axis::Pipeline)
     ))
 }

@@ -17,6 +17,7 @@ use crate::optim::{self, Transformation, schedule::Schedule};
 use crate::parallel::{GatherAt, NarrowSum, ParallelPlan, PipelinePlan, PlainSum, Synchronize};
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
 use crate::step::{BatchField, StepSpec};
+use crate::targets::StepPipeline;
 
 /// A configuration resolved against the data and the mesh. It needs no plugin.
 pub struct Run {
@@ -133,6 +134,18 @@ impl Run {
         self.spec_of(model, &self.fields)
     }
 
+    /// The pipeline of the step, if it has one.
+    pub fn pipeline(&self, model: &dyn Model) -> Option<StepPipeline> {
+        let schedule = self.plan.schedule(self.batch.num_microbatches())?;
+        let is_by_row = model.pipelined()?.is_head_by_row();
+        let positions = self.fields.iter().find(|field| field.name == "x").and_then(positions);
+        // Replicas along `tensor` have pieces of the rows, and their stages divide these.
+        let pieces = if self.plan.sequence { self.plan.mesh.size(Axis::Tensor) } else { 1 };
+        let head_rows =
+            is_by_row.then(|| self.batch.microbatch() * positions.unwrap_or(1) / pieces);
+        Some(StepPipeline { schedule, head_rows })
+    }
+
     /// The specification of the step on another mesh, with whole rows between regions and one chunk
     /// of each stage.
     pub fn spec_on<'a>(&'a self, model: &'a dyn Model, mesh: Mesh) -> StepSpec<'a> {
@@ -141,7 +154,7 @@ impl Run {
             _ => GatherAt::Step,
         };
         let pipeline = PipelinePlan { num_chunks: 1, ..self.plan.pipeline };
-        let plan = ParallelPlan::new(mesh, gather_at).with_pipeline(pipeline);
+        let plan = ParallelPlan { mesh, gather_at, sequence: false, pipeline, ..self.plan };
         StepSpec { plan, ..self.spec(model) }
     }
 

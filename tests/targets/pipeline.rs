@@ -42,7 +42,7 @@ fn check(target: &str, width: usize) {
 
     let pipeline = &report["pipeline"];
     for (key, expected) in
-        [("num_stages", 4), ("num_microbatches", 12), ("num_ticks", 15), ("num_slots", 9)]
+        [("num_stages", 4), ("num_microbatches", 12), ("num_ticks", 15), ("num_kept", 9)]
     {
         assert_eq!(pipeline[key], expected, "{key}: {pipeline}");
     }
@@ -110,7 +110,7 @@ fn check_plan(path: &Path, target: &str, report: &Value) {
     let ratio = step_ms / report["predicted_step_ms"].as_f64().unwrap();
     println!("{target}: plan over compile {ratio:.3}");
     assert!((0.85..1.15).contains(&ratio), "{target}: {ratio}");
-    assert_eq!(plan["pipeline"]["num_slots"], 9, "{}", plan["pipeline"]);
+    assert_eq!(plan["pipeline"]["num_kept"], 9, "{}", plan["pipeline"]);
     let table = lockstep(&args, &[]).stdout;
     for expected in [
         "pipeline: 12 microbatches through 4 stages: 15 ticks, idle 20 % of them, 9 microbatches \

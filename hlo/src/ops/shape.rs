@@ -112,6 +112,19 @@ impl<'g> Tensor<'g> {
         self.tracer().apply(Op::Pad { low, high, interior }, &[self, value])
     }
 
+    /// Zeros after the last element of `dim`, so that it has `size` elements.
+    #[must_use]
+    #[track_caller]
+    pub fn pad_end(self, dim: usize, size: usize) -> Tensor<'g> {
+        let num_missing = size as i64 - self.dim(dim) as i64;
+        if num_missing == 0 {
+            return self;
+        }
+        let mut high = vec![0; self.rank()];
+        high[dim] = num_missing;
+        self.pad(0.0, &vec![0; high.len()], &high, &vec![0; high.len()])
+    }
+
     /// Concatenates `self` and `others` along `dim`.
     #[must_use]
     #[track_caller]

@@ -99,32 +99,11 @@ fn replicas_of_host(mesh: &Mesh, axes: AxisSet, replicas_per_host: usize) -> Opt
     (is_even && size > 1).then_some(size)
 }
 
-/// x with zeros after its own.
-#[track_caller]
-fn padded(x: Tensor<'_>, size: usize) -> Tensor<'_> {
-    match size - x.dim(0) {
-        0 => x,
-        missing => x.pad(0.0, &[0], &[missing as i64], &[0]),
-    }
-}
-
-/// `(a + b) % p` of a u32 scalar a below p.
-#[track_caller]
-fn plus(a: Tensor<'_>, b: usize, p: usize) -> Tensor<'_> {
-    let sum = a + b as f64;
-    sum - sum / p as f64 * p as f64
-}
-
 /// Parts with another one at an index.
 #[track_caller]
 fn written<'t>(parts: Tensor<'t>, part: Tensor<'t>, index: Tensor<'t>) -> Tensor<'t> {
     let zero = index.full_like(0.0);
     parts.dynamic_update_slice(part.reshape(&[1, part.dim(0)]), &[index, zero])
-}
-
-#[track_caller]
-fn choose<'t>(which: Tensor<'t>, a: Tensor<'t>, b: Tensor<'t>) -> Tensor<'t> {
-    which.broadcast_like(a, &[]).select(a, b)
 }
 
 /// Each replica sends a part to the next, which adds its own: after p - 1 steps replica i has the
@@ -135,17 +114,17 @@ fn ring(x: Tensor<'_>, axes: AxisSet) -> Tensor<'_> {
     let (t, n) = (x.tracer(), x.dim(0));
     let p = t.mesh().group_size(axes);
     let part = n.div_ceil(p);
-    let parts = padded(x, part * p).reshape(&[p, part]);
+    let parts = x.pad_end(0, part * p).reshape(&[p, part]);
     let own = t.replica_id(axes);
     let pairs: Vec<_> = (0..p).map(|i| (i, (i + 1) % p)).collect();
     let sum = (0..p - 1).fold(parts.index_leading(own), |sum, step| {
         let received = sum.collective_permute(&pairs, axes);
-        received + parts.index_leading(plus(own, 2 * p - 1 - step, p))
+        received + parts.index_leading((own + (2 * p - 1 - step) as f64).remainder(p as f64))
     });
-    let start = written(parts, sum, plus(own, 1, p));
+    let start = written(parts, sum, (own + 1.0).remainder(p as f64));
     let (all, _) = (0..p - 1).fold((start, sum), |(all, sum), step| {
         let received = sum.collective_permute(&pairs, axes);
-        (written(all, received, plus(own, p - step, p)), received)
+        (written(all, received, (own + (p - step) as f64).remainder(p as f64)), received)
     });
     all.reshape(&[part * p]).slice_dim(0, 0, n).replicated(axes)
 }
@@ -169,11 +148,11 @@ fn tree(x: Tensor<'_>, axes: AxisSet) -> Tensor<'_> {
     let up = distances.iter().fold(x, |sum, distance| {
         let back: Vec<_> = pairs(*distance).into_iter().map(|(i, j)| (j, i)).collect();
         let received = sum.collective_permute(&back, axes);
-        choose(is_in(*distance, true), sum + received, sum)
+        is_in(*distance, true).select(sum + received, sum)
     });
     let down = distances.iter().rev().fold(up, |sum, distance| {
         let received = sum.collective_permute(&pairs(*distance), axes);
-        choose(is_in(*distance, false), received, sum)
+        is_in(*distance, false).select(received, sum)
     });
     down.replicated(axes)
 }
@@ -184,7 +163,7 @@ fn tree(x: Tensor<'_>, axes: AxisSet) -> Tensor<'_> {
 fn hierarchical(x: Tensor<'_>, axes: AxisSet, per_host: usize) -> Tensor<'_> {
     let n = x.dim(0);
     let [inside, across] = [Groups::contiguous(axes, per_host), Groups::strided(axes, per_host)];
-    let shard = padded(x, n.next_multiple_of(per_host)).reduce_scatter(0, inside);
+    let shard = x.pad_end(0, n.next_multiple_of(per_host)).reduce_scatter(0, inside);
     let sum = shard.all_reduce(Reduction::Sum, across);
     sum.all_gather(0, inside).slice_dim(0, 0, n).replicated(axes)
 }

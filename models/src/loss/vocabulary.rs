@@ -81,14 +81,10 @@ impl Chunks {
     fn sums<'b>(self, x: &[Tensor<'b>]) -> Vec<Tensor<'b>> {
         let (x_nd, table_vd) = (x[0], x[3]);
         let rows = x_nd.dim(0).div_ceil(self.num_chunks);
-        let num_missing = rows * self.num_chunks - x_nd.dim(0);
         let t = x_nd.tracer();
         // Rows that are missing in the last chunk have weight 0.
         let xs = [x_nd, x[1], x[2]].map(|x| {
-            let (low, interior) = (vec![0; x.rank()], vec![0; x.rank()]);
-            let mut high = low.clone();
-            high[0] = num_missing as i64;
-            let filled = if num_missing == 0 { x } else { x.pad(0.0, &low, &high, &interior) };
+            let filled = x.pad_end(0, rows * self.num_chunks);
             filled.reshape(&[&[self.num_chunks, rows], &x.shape()[1..]].concat())
         });
         let wide = table_vd.dtype().accumulation();

@@ -2,7 +2,7 @@
 
 use hlo::random::Key;
 use hlo::{Axis, Tensor, Tree};
-use models::{Batch, Scope, Training};
+use models::{Batch, Scope, Stages};
 
 use crate::step::DeclaredStep;
 use crate::step::declare::StepParam;
@@ -34,23 +34,19 @@ impl<'g> TickInputs<'g> {
         for (path, param) in params.iter() {
             let value = param.once_per_step.unwrap_or(param.tensor);
             if step.params[path].is_pipelined {
-                let [chunks, _, more @ ..] = &value.shape()[..] else { continue };
-                blocks.push(value.reshape(&[&[*chunks], more].concat()));
+                blocks.push(Stages::of_stage(value));
             } else {
                 outer.insert(path, value.vary(Axis::Pipeline));
             }
         }
-        let cut = |x: &Tensor<'g>| {
-            let sizes = [&[spec.num_microbatches, spec.microbatch], &x.shape()[1..]].concat();
-            x.reshape(&sizes)
-        };
+        // Stages index them by microbatches of their own.
+        let of_stages = |x: &Tensor<'g>| x.stop_gradient().vary(Axis::Pipeline);
         Self {
             outer,
             blocks,
             key: inputs.training.key,
             first_example: inputs.training.first_example,
-            // Stages index them by microbatches of their own.
-            fields: inputs.batch.fields.map(|_, x| cut(x).stop_gradient().vary(Axis::Pipeline)),
+            fields: spec.microbatches(&inputs.batch.fields).map(|_, x| of_stages(x)),
         }
     }
 
@@ -83,12 +79,8 @@ impl<'g> TickInputs<'g> {
     #[track_caller]
     pub(super) fn scope(&self, step: &DeclaredStep<'_>, microbatch: Tensor<'g>) -> Scope<'g> {
         let spec = &step.spec;
-        let training = Training {
-            key: self.key,
-            first_example: self.first_example + microbatch * spec.microbatch as f64,
-            num_examples: spec.microbatch,
-            batch_axes: spec.plan.batch_axes(),
-        };
+        let first_example = self.first_example + microbatch * spec.microbatch as f64;
+        let training = spec.training(self.key, first_example);
         let t = microbatch.tracer();
         Scope::bind(t, spec.precision, self.outer.clone(), Some(training))
             .with_options(spec.layer_options())

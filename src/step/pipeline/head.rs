@@ -6,7 +6,7 @@ use models::{Batch, Embedded};
 
 use super::carry::{Carry, TickInputs};
 use super::tick::Tick;
-use super::turn::{Turn, padded, stage};
+use super::turn::{Turn, stage};
 
 impl Tick<'_, '_> {
     /// `true` if each stage computes the head for a part of the rows.
@@ -20,14 +20,14 @@ impl Tick<'_, '_> {
     pub(super) fn to_all<'b>(&self, x: Tensor<'b>) -> Tensor<'b> {
         let num_stages = self.schedule().num_stages();
         let rows = x.dim(0).div_ceil(num_stages);
-        let padded = padded(x, 0, rows * num_stages);
+        let padded = x.pad_end(0, rows * num_stages);
         let piece = |stage: usize| padded.slice_dim(0, stage * rows, (stage + 1) * rows);
         let own = piece(num_stages - 1);
         (0..num_stages - 1).fold(own, |received, stage| {
             let sent = piece(stage);
             let sent = sent.collective_permute(&[(num_stages - 1, stage)], Axis::Pipeline);
             let is_for = self::stage(x.tracer()).equal(stage as f64);
-            is_for.broadcast_like(sent, &[]).select(sent, received)
+            is_for.select(sent, received)
         })
     }
 
@@ -109,7 +109,7 @@ impl Tick<'_, '_> {
         let is_last = stage(t).equal((self.schedule().num_stages() - 1) as f64);
         let counts = |x: Tensor<'b>| match self.splits_head() {
             true => x,
-            false => is_last.broadcast_like(x, &[]).select(x, x.full_like(0.0)),
+            false => is_last.select(x, x.full_like(0.0)),
         };
         let x = counts(*x);
         let loss_of = |x: Tensor<'b>| match self.splits_head() {
@@ -143,7 +143,7 @@ impl Tick<'_, '_> {
         let num_stages = self.schedule().num_stages();
         let own = |x_bt: Tensor<'b>| {
             let x_pn = x_bt.reshape(&[num_pieces, x_bt.num_elements() / num_pieces]);
-            let x_pn = padded(x_pn, 1, num_rows * num_stages);
+            let x_pn = x_pn.pad_end(1, num_rows * num_stages);
             let x_psn = x_pn.reshape(&[num_pieces, num_stages, num_rows]).transpose(&[1, 0, 2]);
             let x_pn = x_psn.index_leading(x_bt.tracer().replica_id(Axis::Pipeline));
             x_pn.reshape(&[num_pieces * num_rows])

@@ -7,7 +7,7 @@ use models::{Embedded, Scope, Stages};
 
 use super::Pipeline;
 use super::carry::{Carry, TickInputs};
-use super::turn::{Turn, at, remainder, stage, turn, written};
+use super::turn::{Turn, at, stage, turn, written};
 use crate::parallel::PipelineSchedule;
 use crate::step::DeclaredStep;
 use crate::step::accumulate::Sums;
@@ -206,7 +206,7 @@ impl<'m, 's> Tick<'m, 's> {
         let batch = carry.given.batch(self.step, turn.microbatch);
         let first = self.pipeline.model.embed(&scope, &batch);
         let begins = turn.chunk.equal(0.0).and(stage(t).equal(0.0));
-        let x = begins.broadcast_like(first.x, &[]).select(first.x, carry.x);
+        let x = begins.select(first.x, carry.x);
         let rows = self.stages.rows(&carry.given.blocks, turn.chunk);
         let shared = for_chunk(&first, &self.stages, &scope.at("blocks"), turn);
         let (y, residuals) = self.halves.forward(&rows, x, &shared);
@@ -220,7 +220,7 @@ impl<'m, 's> Tick<'m, 's> {
             _ => {
                 let is_last = turn.chunk.equal((schedule.num_chunks() - 1) as f64);
                 let idle = turn.microbatch.full_like((num_results - 1) as f64);
-                let place = remainder(turn.microbatch, num_results - 1);
+                let place = turn.microbatch.remainder((num_results - 1) as f64);
                 turn.exists.and(is_last).select(place, idle)
             }
         };
@@ -233,7 +233,7 @@ impl<'m, 's> Tick<'m, 's> {
     fn result<'b>(&self, carry: &Carry<'b>, turn: Turn<'b>) -> Tensor<'b> {
         let place = match self.num_results() {
             1 => turn.microbatch.full_like(0.0),
-            number => remainder(turn.microbatch, number - 1),
+            number => turn.microbatch.remainder((number - 1) as f64),
         };
         at(carry.results, place)
     }
@@ -257,7 +257,7 @@ impl<'m, 's> Tick<'m, 's> {
     ) -> Tensor<'b> {
         let (schedule, t) = (self.schedule(), of_y.tracer());
         let ends = turn.chunk.equal(0.0).and(stage(t).equal((schedule.num_stages() - 1) as f64));
-        let of_y = ends.broadcast_like(of_y, &[]).select(of_result, of_y);
+        let of_y = ends.select(of_result, of_y);
         let turn = turn.reversed(schedule);
         let scope = carry.given.scope(self.step, turn.microbatch);
         let batch = carry.given.batch(self.step, turn.microbatch);
@@ -270,11 +270,11 @@ impl<'m, 's> Tick<'m, 's> {
         let (next, of_x) = self.halves.backward(&rows, &sums, &shared, &kept, of_y);
         let sums = sums.into_iter().zip(next);
         for (all, (before, next)) in carry.block_sums.iter_mut().zip(sums) {
-            let next = turn.exists.broadcast_like(next, &[]).select(next, before);
+            let next = turn.exists.select(next, before);
             *all = written(*all, next, turn.chunk);
         }
         let begins = turn.exists.and(turn.chunk.equal(0.0)).and(stage(t).equal(0.0));
-        let of_first = begins.broadcast_like(of_x, &[]).select(of_x, of_x.full_like(0.0));
+        let of_first = begins.select(of_x, of_x.full_like(0.0));
         let wrt: Vec<_> = self.of_embedding.iter().map(|path| carry.given.outer[&**path]).collect();
         let gradients = vjp(&[(first.x, of_first)], &wrt);
         for (path, gradient) in self.of_embedding.iter().zip(gradients) {

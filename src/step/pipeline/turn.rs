@@ -42,15 +42,10 @@ pub(super) fn turn<'b>(schedule: PipelineSchedule, index: Tensor<'b>) -> Turn<'b
     // write where it keeps the values of others.
     let index = index.maximum(0.0).convert(DType::U32);
     let group = index / (chunks * stages) as f64;
-    let in_group = remainder(index, chunks * stages);
+    let in_group = index.remainder((chunks * stages) as f64);
     let chunk = in_group / stages as f64;
-    let microbatch = group * stages as f64 + remainder(in_group, stages);
+    let microbatch = group * stages as f64 + in_group.remainder(stages as f64);
     Turn { microbatch, chunk, exists, pass: index }
-}
-
-#[track_caller]
-pub(super) fn remainder(x: Tensor<'_>, by: usize) -> Tensor<'_> {
-    x - x / by as f64 * by as f64
 }
 
 /// The value at an index of a stack.
@@ -72,13 +67,4 @@ pub(super) fn written<'b>(stack: Tensor<'b>, value: Tensor<'b>, index: Tensor<'b
     let mut start = vec![index.full_like(0.0); value.rank()];
     start[0] = index;
     stack.dynamic_update_slice(value, &start)
-}
-
-/// x with zeros after its own along a dim.
-#[track_caller]
-pub(super) fn padded(x: Tensor<'_>, dim: usize, size: usize) -> Tensor<'_> {
-    let mut high = vec![0; x.rank()];
-    high[dim] = (size - x.dim(dim)) as i64;
-    let (low, interior) = (vec![0; high.len()], vec![0; high.len()]);
-    if high[dim] == 0 { x } else { x.pad(0.0, &low, &high, &interior) }
 }
