@@ -139,7 +139,8 @@ impl<'a> StepSpec<'a> {
         Batch { fields: fields.collect(), weight: self.ones(t, size) }
     }
 
-    /// The fields of a replica's batch, cut into microbatches: `[num_microbatches, microbatch, ..]`.
+    /// The fields of a replica's batch, cut into microbatches: `[num_microbatches, microbatch,
+    /// ..]`.
     pub(super) fn microbatches<'g>(&self, fields: &Tree<Tensor<'g>>) -> Tree<Tensor<'g>> {
         fields.map(|_, x| {
             let sizes = [&[self.num_microbatches, self.microbatch], &x.shape()[1..]].concat();
