@@ -30,6 +30,7 @@ mod plugin;
 mod predict;
 mod preflight;
 mod recipes;
+mod report;
 mod resolved;
 mod schedule;
 mod search;
@@ -136,6 +137,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         }
         Command::Schedule(args) => schedule::run(&args),
         Command::Plot(args) => plot::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Recipes { name, batch, json, table } => match (name, table) {
             (name, Some(form)) => recipes::table(name.as_deref(), form),
             (None, None) => recipes::list(json),
