@@ -11,6 +11,7 @@ mod changes;
 mod checkpoint;
 mod class_table;
 mod cluster;
+mod compare;
 mod compile;
 mod data;
 mod doctor;
@@ -138,6 +139,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         Command::Schedule(args) => schedule::run(&args),
         Command::Plot(args) => plot::run(&args),
         Command::Report(args) => report::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Recipes { name, batch, json, table } => match (name, table) {
             (name, Some(form)) => recipes::table(name.as_deref(), form),
             (None, None) => recipes::list(json),

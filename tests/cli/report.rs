@@ -1,4 +1,4 @@
-//! `report`: a page about runs that opens from the disk, and the same as JSON.
+//! `report`: a page about runs that opens from the disk, and the same as JSON; `compare`.
 
 use std::fmt::Write;
 use std::fs;
@@ -50,8 +50,14 @@ fn data(page: &str) -> Value {
 fn check_page(page: &str) {
     assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
     for attribute in ["href=\"", "src=\"", "action=\"", "url("] {
-        for (_, rest) in page.match_indices(attribute).map(|(at, found)| page.split_at(at + found.len())) {
-            assert!(rest.starts_with('#'), "{attribute}{}", rest.chars().take(60).collect::<String>());
+        for (_, rest) in
+            page.match_indices(attribute).map(|(at, found)| page.split_at(at + found.len()))
+        {
+            assert!(
+                rest.starts_with('#'),
+                "{attribute}{}",
+                rest.chars().take(60).collect::<String>()
+            );
         }
     }
     // The names of XML's vocabularies are no addresses.
@@ -85,7 +91,7 @@ fn the_page_has_the_numbers_of_the_run() {
         "The run is done: 44 of 44 steps.",
         "The training loss fell from ",
         "The replicas are in lockstep: ",
-        "with a proof every 11 steps",
+        "in lockstep: 5 proofs found the same bits",
         "No update was skipped.",
         "Where the time went",
         "not recorded: one process",
@@ -144,7 +150,7 @@ fn runs_are_compared() {
 fn what_was_recorded_is_never_markup() {
     let [four, _] = runs();
     let dir = tempfile::tempdir().unwrap();
-    let hostile = "<script>alert(1)<" .to_owned() + "script>\"'><img src=x onerror=alert(2)>";
+    let hostile = "<script>alert(1)<".to_owned() + "script>\"'><img src=x onerror=alert(2)>";
     let run = dir.path().join(&hostile);
     fs::create_dir(&run).unwrap();
     let end = "</script><script>alert(3)</script><!--";
@@ -230,8 +236,10 @@ fn a_long_run_is_a_small_page() {
             step => 3.0 / (1.0 + step as f64 * 1e-4) + (step % 17) as f64 * 0.001_234_567_891,
         };
         let time = 1_795_772_242.123 + step as f64 * 0.25;
-        write!(lines, "{{\"step\":{step},\"time\":{time},\"examples\":{},\"lr\":", step * 64).unwrap();
-        write!(lines, "0.00018181818181818183,\"loss\":{loss},\"grad_norm\":{}", loss * 1.7).unwrap();
+        write!(lines, "{{\"step\":{step},\"time\":{time},\"examples\":{},\"lr\":", step * 64)
+            .unwrap();
+        write!(lines, "0.00018181818181818183,\"loss\":{loss},\"grad_norm\":{}", loss * 1.7)
+            .unwrap();
         lines += ",\"num_skipped\":0,\"step_ms\":33.848620000000004,\"launch_delay_ms\":0.0,";
         lines += "\"host_ms\":1.207795,\"data_wait_ms\":0.024465999999999998,";
         lines += "\"examples_per_sec\":1890.771322435006";
@@ -258,7 +266,10 @@ fn what_is_no_run_is_refused_and_no_file_is_lost() {
     let page = dir.path().join("page.html");
     let data = file(dir.path(), "data.csv", b"1,2\n");
     for (path, fragment) in [
-        (dir.path(), "is not the directory of a run: it has neither metrics.jsonl nor summary.json"),
+        (
+            dir.path(),
+            "is not the directory of a run: it has neither metrics.jsonl nor summary.json",
+        ),
         (&*dir.path().join("nowhere"), "there is no "),
         (&*data, "is not a directory; name the directory that `lockstep train --out` wrote"),
     ] {
@@ -278,4 +289,40 @@ fn what_is_no_run_is_refused_and_no_file_is_lost() {
     assert_eq!(fs::read(&data).unwrap(), b"1,2\n");
     lockstep(&["report", text(&four), "--to", text(&data), "--overwrite"]).succeeded();
     assert_eq!(lockstep(&["report"]).code, Some(2));
+}
+
+#[test]
+fn compare_names_the_first_step_that_differs() {
+    let [four, one] = runs();
+    let dir = tempfile::tempdir().unwrap();
+    let changed = dir.path().join("changed");
+    fs::create_dir(&changed).unwrap();
+    for name in ["summary.json", "config.resolved.toml"] {
+        fs::copy(four.join(name), changed.join(name)).unwrap();
+    }
+    let lines = fs::read_to_string(four.join("metrics.jsonl")).unwrap();
+    // Times differ in every run, and are not compared.
+    let lines = lines.replace("\"step_ms\":", "\"step_ms\":1");
+    file(&changed, "metrics.jsonl", lines.as_bytes());
+    let same = lockstep(&["compare", text(&four), text(&changed)]).succeeded().stdout;
+    for line in
+        ["configuration: the same", "the same bits in 44 common steps", "parameters: the same"]
+    {
+        assert!(same.contains(line), "{line}: {same}");
+    }
+    let loss = format!("\"loss\":{},", metrics(&four)[30]["loss"]);
+    file(&changed, "metrics.jsonl", lines.replace(&loss, "\"loss\":0.5,").as_bytes());
+    let done = lockstep(&["compare", text(&four), text(&changed), "--json"]);
+    assert_eq!((done.code, &done.json()["are_same"]), (Some(1), &false.into()));
+    let first = &done.json()["first_difference"];
+    assert_eq!((&first["step"], &first["field"]), (&30.into(), &"loss".into()));
+    assert_eq!(first["values"][1], 0.5);
+    let done = lockstep(&["compare", text(&four), text(&one)]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stdout.contains("mesh.data  4 | 1\n"), "{}", done.stdout);
+    assert!(
+        lockstep(&["compare", text(&four), text(dir.path())])
+            .stderr
+            .contains("is not the directory")
+    );
 }

@@ -84,6 +84,9 @@ pub enum Command {
     Plot(PlotArgs),
     /// Write a page about runs, for the browser: results, where the time went, curves, configuration
     Report(ReportArgs),
+    /// Compare two runs: configuration, versions, the first step that differs; exit with 1 if they
+    /// took different steps
+    Compare(CompareArgs),
     /// List published recipes, or write one as a configuration
     Recipes {
         /// Which one to write; without it, all are listed
@@ -271,6 +274,20 @@ pub struct ReportArgs {
     #[arg(long)]
     pub overwrite: bool,
     /// Print all of it as one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `compare`.
+#[derive(Debug, clap::Args)]
+pub struct CompareArgs {
+    /// The --out of a run
+    #[arg(value_parser = path())]
+    pub a: PathBuf,
+    /// The other
+    #[arg(value_parser = path())]
+    pub b: PathBuf,
+    /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::RunReport;
 use super::html::Html;
-use super::levels::{Level, Values};
+use super::levels::{CurveLevel, CurveValues};
 use crate::figure::{self, PlacedAxis, PlotAxis, Scale};
 
 /// Colors of the style sheet.
@@ -67,7 +67,7 @@ pub fn title(field: &str) -> (String, &'static str) {
 
 /// The diagrams of the page: the loss, other evaluations, and the rest in the order of the file.
 pub fn charts(runs: &[RunReport]) -> Vec<Chart> {
-    let fields = |levels: &dyn Fn(&RunReport) -> Option<&Level>| -> Vec<String> {
+    let fields = |levels: &dyn Fn(&RunReport) -> Option<&CurveLevel>| -> Vec<String> {
         let mut seen = BTreeSet::new();
         let levels = runs.iter().filter_map(levels);
         let names = levels.flat_map(|level| level.series.keys());
@@ -206,9 +206,9 @@ fn traces(chart: &Chart, runs: &[RunReport]) -> Vec<Trace> {
 }
 
 /// In each column of pixels the least and the largest value.
-fn outline(steps: &[u64], values: &Values) -> Vec<(f64, f64)> {
+fn outline(steps: &[u64], values: &CurveValues) -> Vec<(f64, f64)> {
     let (low, high) = values.low_and_high();
-    if matches!(values, Values::Exact(_)) && steps.len() <= 2 * COLUMNS {
+    if matches!(values, CurveValues::Exact(_)) && steps.len() <= 2 * COLUMNS {
         return steps.iter().map(|step| *step as f64).zip(low.iter().copied()).collect();
     }
     let size = steps.len().div_ceil(COLUMNS).max(1);
@@ -223,10 +223,10 @@ fn outline(steps: &[u64], values: &Values) -> Vec<(f64, f64)> {
 }
 
 /// A running mean.
-fn smoothed(steps: &[u64], values: &Values, rows_per_point: usize) -> Vec<(f64, f64)> {
+fn smoothed(steps: &[u64], values: &CurveValues, rows_per_point: usize) -> Vec<(f64, f64)> {
     let means = match values {
-        Values::Exact(values) => values,
-        Values::Ranges { mean, .. } => mean,
+        CurveValues::Exact(values) => values,
+        CurveValues::Ranges { mean, .. } => mean,
     };
     let weight = WEIGHT.powf(rows_per_point as f64);
     let (mut sum, mut total) = (0.0, 0.0);

@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 
-use super::read::{RunFiles, Steps};
+use super::read::{RunFiles, StepTable};
 
 /// Where the time went.
 #[derive(Serialize)]
@@ -43,7 +43,9 @@ pub const DATA: &str = "data";
 pub const HOST: &str = "host";
 pub const MEMBERS: &str = "members";
 pub const CHECKPOINTS: &str = "checkpoints";
-pub const BETWEEN: &str = "evaluations_and_proofs";
+pub const EVALUATIONS: &str = "evaluations";
+pub const PROOFS: &str = "proofs";
+pub const OTHER: &str = "other";
 pub const REPEATED: &str = "repeated_and_down";
 pub const EARLIER: &str = "between_steps_of_earlier_attempts";
 
@@ -85,22 +87,28 @@ impl Goodput {
             None => "not recorded: one process, or collectives of the plugin".to_owned(),
         };
         add(MEMBERS, "waiting for other processes", split.members, members_note);
-        let checkpoint_note = match (attempt.checkpoint_secs, run.number("num_checkpoints")) {
-            (None, _) => "not recorded yet: the run has not ended".to_owned(),
+        let checkpoint_note = match (attempt.between.checkpoints, run.number("num_checkpoints")) {
+            (None, _) => "not recorded before the run ends".to_owned(),
             (Some(_), Some(num)) => format!("{num} saved; steps waited for copies of the state"),
             (Some(_), None) => "steps waited for copies of the state".to_owned(),
         };
-        add(CHECKPOINTS, "checkpoint stalls", attempt.checkpoint_secs, checkpoint_note);
-        let between_note = match attempt.checkpoint_secs {
-            _ if attempt.between_secs.is_none() => "not recorded".to_owned(),
-            None => "all time between steps, checkpoints included".to_owned(),
-            Some(_) => {
-                "all other time between steps and after them: evaluations, proofs, the last files; \
-                 how much of each is not recorded"
-                    .to_owned()
-            }
+        let Between { checkpoints, evaluations, proofs, other } = attempt.between;
+        add(CHECKPOINTS, "checkpoint stalls", checkpoints, checkpoint_note);
+        let known = |secs: Option<f64>, note: &str| match secs {
+            Some(_) => note.to_owned(),
+            None => "not recorded apart".to_owned(),
         };
-        add(BETWEEN, "evaluations and proofs", attempt.between_secs, between_note);
+        let note = "steps waited for them; the first one may have waited for its program";
+        add(EVALUATIONS, "evaluations", evaluations, known(evaluations, note));
+        let note = "comparing the replicas";
+        add(PROOFS, "lockstep proofs", proofs, known(proofs, note));
+        let apart = [checkpoints, evaluations, proofs].iter().all(Option::is_some);
+        let note = match (other, apart) {
+            (None, _) => "not recorded",
+            (Some(_), true) => "between steps and after them: recording, writing the last files",
+            (Some(_), false) => "all time between steps and after them that is not recorded apart",
+        };
+        add(OTHER, "other time between steps", other, note.to_owned());
         let (repeated, repeated_note) = repeated(run, &attempt);
         add(REPEATED, "repeated steps, and down", repeated, repeated_note);
         if attempt.first > 0 {
@@ -136,9 +144,17 @@ struct Attempt {
     first_counted: usize,
     /// Seconds from its start to the end of the first launch.
     start_secs: Option<f64>,
-    checkpoint_secs: Option<f64>,
-    /// Seconds of all else between the steps and after them.
-    between_secs: Option<f64>,
+    between: Between,
+}
+
+/// Time between the steps and after them, in seconds.
+#[derive(Default)]
+struct Between {
+    checkpoints: Option<f64>,
+    evaluations: Option<f64>,
+    proofs: Option<f64>,
+    /// What is left.
+    other: Option<f64>,
 }
 
 impl Attempt {
@@ -150,29 +166,28 @@ impl Attempt {
         // The steps of a launch become known together.
         let later = times.get(first..).unwrap_or(&[]);
         let launched = later.iter().take_while(|time| Some(*time) == later.first()).count();
-        let mut first_counted = first + launched;
+        let first_counted = first + launched;
+        let stepped = steps.secs("step_ms", first_counted);
         let wall = run.number("wall_secs");
-        let ended = run.text("status").is_some_and(|status| status != "running");
-        let span = match (later.first(), later.last()) {
-            (Some(first), Some(last)) => Some(last - first).filter(|span| span.is_finite()),
-            _ => None,
-        };
-        let stepped = |from| steps.secs("step_ms", from);
-        let positive = |secs: f64| secs.max(0.0);
-        if ended {
+        if run.text("status").is_some_and(|status| status != "running") {
             let start_secs = run.number("first_step_secs");
-            let checkpoint_secs = run.number("checkpoint_wait_secs");
-            let between = wall.zip(start_secs).zip(stepped(first_counted));
-            let between = between.map(|((wall, start), stepped)| {
-                positive(wall - start - stepped - checkpoint_secs.unwrap_or(0.0))
-            });
-            return Self { first, first_counted, start_secs, checkpoint_secs, between_secs: between };
+            let [checkpoints, evaluations, proofs] =
+                ["checkpoint_wait_secs", "evaluation_secs", "proof_secs"]
+                    .map(|field| run.number(field));
+            let apart = [checkpoints, evaluations, proofs].into_iter().flatten().sum::<f64>();
+            let other = wall.zip(start_secs).zip(stepped);
+            let other =
+                other.map(|((wall, start), stepped)| (wall - start - stepped - apart).max(0.0));
+            let between = Between { checkpoints, evaluations, proofs, other };
+            return Self { first, first_counted, start_secs, between };
         }
         // The summary of a run that is not done was written when its first step was next, and the
         // first launch is one of the steps.
-        let between = span.zip(stepped(first_counted)).map(|(span, secs)| positive(span - secs));
-        first_counted = first;
-        Self { first, first_counted, start_secs: wall, checkpoint_secs: None, between_secs: between }
+        let span = later.first().zip(later.last()).map(|(first, last)| last - first);
+        let other = span.filter(|span| span.is_finite()).zip(stepped);
+        let other = other.map(|(span, stepped)| (span - stepped).max(0.0));
+        let between = Between { other, ..Between::default() };
+        Self { first, first_counted: first, start_secs: wall, between }
     }
 }
 
@@ -191,7 +206,7 @@ struct StepSplit {
 }
 
 impl StepSplit {
-    fn of(steps: &Steps, is_counted: impl Fn(usize) -> bool) -> Self {
+    fn of(steps: &StepTable, is_counted: impl Fn(usize) -> bool) -> Self {
         let column = |name| steps.column(name);
         let sum = |value: &dyn Fn(usize) -> f64| -> f64 {
             let counted = (0..steps.step.len()).filter(|index| is_counted(*index));
@@ -234,7 +249,8 @@ fn repeated(run: &RunFiles, attempt: &Attempt) -> (Option<f64>, String) {
     let secs = secs.filter(|secs| secs.is_finite());
     let first = steps.step.get(attempt.first).copied().unwrap_or(0);
     let mut note = format!(
-        "from the last step that was kept to the start of the process that went on with step {first}"
+        "from the last step that was kept to the start of the process that went on from there, \
+         with step {first}"
     );
     match last_failed.and_then(|failed| failed["step"].as_u64()) {
         Some(reported) => {
@@ -248,7 +264,7 @@ fn repeated(run: &RunFiles, attempt: &Attempt) -> (Option<f64>, String) {
 }
 
 /// The time between the steps of attempts before the last.
-fn earlier_secs(steps: &Steps, attempt: &Attempt) -> Option<f64> {
+fn earlier_secs(steps: &StepTable, attempt: &Attempt) -> Option<f64> {
     let times = steps.column("time")?.get(..attempt.first)?;
     let stepped = steps.column("step_ms")?.get(1..attempt.first)?;
     let stepped = stepped.iter().filter(|ms| ms.is_finite()).sum::<f64>() / 1e3;
@@ -261,12 +277,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cli::report::read::Column;
+    use crate::cli::report::read::StepColumn;
 
     fn run(summary: serde_json::Value, steps: &[(u64, f64, f64, f64, f64)]) -> RunFiles {
-        let column = |name: &str, value: &dyn Fn(&(u64, f64, f64, f64, f64)) -> f64| Column {
-            name: name.to_owned(),
-            values: steps.iter().map(value).collect(),
+        let column = |name: &str, value: &dyn Fn(&(u64, f64, f64, f64, f64)) -> f64| {
+            StepColumn::new(name, steps.iter().map(value).collect())
         };
         let columns = vec![
             column("time", &|step| step.1),
@@ -281,13 +296,14 @@ mod tests {
             summary: summary.as_object().unwrap().clone(),
             config_text: None,
             config: toml::Table::new(),
-            steps: Steps { step, columns, ..Steps::default() },
+            steps: StepTable { step, columns, ..StepTable::default() },
             notes: vec![],
         }
     }
 
     /// By hand: the process starts at 100, the first launch ends at 110; steps of 2 s, of which 0.5
-    /// wait for data and 0.25 for the host; an evaluation of 3 s; checkpoints of 1 s; end at 120.
+    /// wait for data and 0.25 for the host; an evaluation of 3 s, checkpoints of 1 s and a proof of
+    /// 0.5 s; the end is at 120.
     #[test]
     fn the_parts_of_a_run_add_up_to_its_time() {
         let steps = [
@@ -297,19 +313,20 @@ mod tests {
         ];
         let summary = json!({
             "status": "done", "wall_secs": 20.0, "first_step_secs": 10.0,
-            "checkpoint_wait_secs": 1.0, "num_checkpoints": 2,
+            "checkpoint_wait_secs": 1.0, "num_checkpoints": 2, "evaluation_secs": 3.0,
+            "num_proofs": 1, "proof_secs": 0.5,
         });
         let goodput = Goodput::of(&run(summary, &steps));
-        let found = [COMPUTE, START, DATA, HOST, CHECKPOINTS, BETWEEN, REPEATED];
+        let found = [COMPUTE, START, DATA, HOST, CHECKPOINTS, EVALUATIONS, PROOFS, OTHER];
         let found = found.map(|id| goodput.secs(id).unwrap());
-        assert_eq!(found, [3.25, 10.0, 0.5, 0.25, 1.0, 5.0, 0.0]);
+        assert_eq!(found, [3.25, 10.0, 0.5, 0.25, 1.0, 3.0, 0.5, 1.5]);
         assert_eq!(goodput.total_secs, Some(20.0));
-        assert_eq!(goodput.secs(MEMBERS), None);
+        assert_eq!((goodput.secs(MEMBERS), goodput.secs(REPEATED)), (None, Some(0.0)));
         assert!((goodput.share.unwrap() - 3.25 / 20.0).abs() < 1e-12);
         assert!((goodput.share_after_start.unwrap() - 0.325).abs() < 1e-12);
     }
 
-    /// Steps 0 and 1 are kept of an attempt that had reported step 4; the next one starts at 130.
+    /// Steps 0 and 1 are kept of an attempt that was at step 4; the next process starts at 130.
     #[test]
     fn a_break_is_lost_time() {
         let steps = [

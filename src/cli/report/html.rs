@@ -56,14 +56,8 @@ impl Html {
         self
     }
 
-    /// Adds another part.
-    pub fn part(&mut self, part: &Self) -> &mut Self {
-        self.0.push_str(&part.0);
-        self
-    }
-
-    /// Data for the page's own script. In JSON `<` occurs in strings only, so that no string can end
-    /// the element, or begin a comment in it.
+    /// Data for the page's own script. In JSON `<` occurs in strings only, so that none of them can
+    /// end the element, or begin a comment in it.
     pub fn data(&mut self, id: &'static str, data: &impl Serialize) -> serde_json::Result<()> {
         let json = serde_json::to_string(data)?;
         let json = json.replace('<', "\\u003c");

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use indexmap::IndexMap;
 use serde::{Serialize, Serializer};
 
-use super::read::{Column, RunFiles, Steps};
+use super::read::{RunFiles, StepColumn, StepTable};
 
 /// About as many numbers as a page may have. With 18 letters each they take 3 MB.
 const MAX_NUMBERS: usize = 150_000;
@@ -23,14 +23,14 @@ pub const PLACES: [&str; 3] = ["time", "examples", "epoch"];
 #[derive(Serialize)]
 pub struct Curves {
     /// The steps, coarsest level first.
-    pub steps: Vec<Level>,
+    pub steps: Vec<CurveLevel>,
     /// The evaluations, likewise.
-    pub evals: Vec<Level>,
+    pub evals: Vec<CurveLevel>,
 }
 
 /// All curves of a run at one level.
 #[derive(Serialize)]
-pub struct Level {
+pub struct CurveLevel {
     /// How many steps, or evaluations, a point stands for. With 1 all values are exact.
     pub rows_per_point: usize,
     /// Index of the last step of each point.
@@ -41,13 +41,13 @@ pub struct Level {
     pub time: Vec<f64>,
     /// The values by field.
     #[serde(serialize_with = "as_map")]
-    pub series: IndexMap<String, Values>,
+    pub series: IndexMap<String, CurveValues>,
 }
 
-/// Values of the points of a level; `null` in JSON if not finite.
+/// CurveValues of the points of a level; `null` in JSON if not finite.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub enum Values {
+pub enum CurveValues {
     /// A point is a step.
     Exact(Vec<f64>),
     /// A point is several steps. Least and largest are exact.
@@ -55,7 +55,7 @@ pub enum Values {
 }
 
 fn as_map<S: Serializer>(
-    series: &IndexMap<String, Values>,
+    series: &IndexMap<String, CurveValues>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     serializer.collect_map(series)
@@ -80,19 +80,19 @@ impl Curves {
 }
 
 impl<'a> Rows<'a> {
-    fn of_steps(steps: &'a Steps) -> Self {
+    fn of_steps(steps: &'a StepTable) -> Self {
         let nothing = || vec![f64::NAN; steps.step.len()];
         let place = |name| steps.column(name).map_or_else(nothing, <[f64]>::to_vec);
         let mut time = place("time");
         let start = time.iter().copied().find(|time| time.is_finite()).unwrap_or(0.0);
         time.iter_mut().for_each(|time| *time = ((*time - start) * 1e3).round() / 1e3);
         let curves = steps.columns.iter().filter(|column| !PLACES.contains(&&*column.name));
-        let curve = |column: &'a Column| (&*column.name, column.values.clone());
+        let curve = |column: &'a StepColumn| (&*column.name, column.values.clone());
         let columns = curves.map(curve).collect();
         Self { step: steps.step.clone(), examples: place("examples"), time, columns }
     }
 
-    fn of_evals(steps: &'a Steps, rows: &Self) -> Self {
+    fn of_evals(steps: &'a StepTable, rows: &Self) -> Self {
         let mut columns: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
         for (number, (_, values)) in steps.evals.iter().enumerate() {
             for (name, value) in values {
@@ -112,7 +112,7 @@ impl<'a> Rows<'a> {
     }
 
     /// Levels with at most about `budget` numbers.
-    fn levels(&self, budget: usize) -> Vec<Level> {
+    fn levels(&self, budget: usize) -> Vec<CurveLevel> {
         let (num_rows, num_columns) = (self.step.len(), self.columns.len() + PLACES.len());
         if num_rows * num_columns <= budget {
             return vec![self.level(1)];
@@ -125,19 +125,19 @@ impl<'a> Rows<'a> {
         sizes.into_iter().map(|size| self.level(size)).collect()
     }
 
-    fn level(&self, rows_per_point: usize) -> Level {
+    fn level(&self, rows_per_point: usize) -> CurveLevel {
         let last = |of: &[f64]| -> Vec<f64> {
             of.chunks(rows_per_point).filter_map(|part| part.last().copied()).collect()
         };
         let step = self.step.chunks(rows_per_point).filter_map(|part| part.last().copied());
         let series = self.columns.iter().map(|(name, values)| {
             let values = match rows_per_point {
-                1 => Values::Exact(values.clone()),
+                1 => CurveValues::Exact(values.clone()),
                 _ => ranges(values, rows_per_point),
             };
             ((*name).to_owned(), values)
         });
-        Level {
+        CurveLevel {
             rows_per_point,
             step: step.collect(),
             examples: last(&self.examples),
@@ -147,7 +147,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-fn ranges(values: &[f64], rows_per_point: usize) -> Values {
+fn ranges(values: &[f64], rows_per_point: usize) -> CurveValues {
     let (mut min, mut max, mut mean) = (vec![], vec![], vec![]);
     for part in values.chunks(rows_per_point) {
         let (mut low, mut high) = (f64::NAN, f64::NAN);
@@ -162,7 +162,7 @@ fn ranges(values: &[f64], rows_per_point: usize) -> Values {
         max.push(high);
         mean.push(six_digits(sum / num));
     }
-    Values::Ranges { min, max, mean }
+    CurveValues::Ranges { min, max, mean }
 }
 
 /// Rounded to six digits: a mean is no recorded number.
@@ -175,7 +175,7 @@ fn six_digits(value: f64) -> f64 {
     if rounded.is_finite() { rounded } else { value }
 }
 
-impl Values {
+impl CurveValues {
     /// The least and the largest value of each point.
     pub fn low_and_high(&self) -> (&[f64], &[f64]) {
         match self {
@@ -215,6 +215,9 @@ mod tests {
 
     #[test]
     fn means_have_six_digits() {
-        assert_eq!([1.23456789, -0.000123456789, 0.0].map(six_digits), [1.23457, -0.000123457, 0.0]);
+        assert_eq!(
+            [1.23456789, -0.000123456789, 0.0].map(six_digits),
+            [1.23457, -0.000123457, 0.0]
+        );
     }
 }

@@ -31,9 +31,10 @@ use super::print_line;
 use goodput::Goodput;
 use levels::Curves;
 use percentiles::Percentiles;
-use read::{RunFiles, SlowRecord};
-use settings::Difference;
-use verdicts::Verdict;
+pub(super) use read::RunFiles;
+use read::SlowRecord;
+pub(super) use settings::{Difference, differences};
+use verdicts::RunVerdict;
 
 /// Where the page goes without `--to`.
 const FILE: &str = "report.html";
@@ -53,7 +54,7 @@ pub struct RunReport {
     dir: String,
     /// The model and the data, as configured.
     trained: String,
-    verdicts: Vec<Verdict>,
+    verdicts: Vec<RunVerdict>,
     goodput: Goodput,
     /// `summary.json`.
     summary: Map<String, Value>,
@@ -106,7 +107,7 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
     let named = args.dirs.iter().zip(names(&args.dirs));
     let read = |(dir, name): (&PathBuf, String)| RunFiles::read(dir, name);
     let runs = named.map(read).collect::<Result<Vec<_>>>()?;
-    let config_differences = settings::differences(&runs);
+    let config_differences = differences(&runs);
     let num_runs = runs.len();
     let runs = runs.into_iter().map(|run| RunReport::of(run, num_runs)).collect();
     let report = Report { runs, config_differences };

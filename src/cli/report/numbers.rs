@@ -10,6 +10,18 @@ pub fn shown(value: f64) -> String {
     }
 }
 
+/// A time or a rate with four digits.
+pub fn rough(value: f64) -> String {
+    match value.abs() {
+        _ if !value.is_finite() => "not finite".to_owned(),
+        size if size >= 1000.0 => count(value),
+        size => {
+            let decimals = (3 - size.max(1.0).log10().floor() as i32).max(0) as usize;
+            format!("{value:.decimals$}")
+        }
+    }
+}
+
 /// A share of the time.
 pub fn percent(share: f64) -> String {
     match share {
@@ -54,6 +66,7 @@ mod tests {
         let expected =
             ["0.9861", "2.0000", "0.0000", "2.000e-5", "-1.5000", "1.235e6", "not finite"];
         assert_eq!(found, expected);
+        assert_eq!([0.5, 12.345, 24118.579].map(rough), ["0.500", "12.35", "24,119"]);
         assert_eq!([0.0, 0.0123, 0.456, 1.0].map(percent), ["0 %", "1.2 %", "46 %", "100 %"]);
         let found = [0.123, 59.96, 725.0, 11220.0].map(duration);
         assert_eq!(found, ["0.12 s", "60.0 s", "12 min 5 s", "3 h 7 min"]);

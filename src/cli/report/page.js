@@ -281,24 +281,27 @@
     shown.cursor.style.display = "";
     shown.hover.textContent = "";
     let head = null;
+    const near = new Map();
     for (const curve of found) {
       const { xs, from, values } = curve;
       let index = at(xs, best);
       if (index === xs.length || (index > 0 && best - xs[index - 1] < xs[index] - best)) index--;
-      const is_exact = xs[index] === best;
-      // Evaluations are rare: only those of this very point are its own.
-      if (curve.kind === "evals" && !is_exact) continue;
       const rows = from.rows_per_point;
       const last = from.step[index];
       const first = rows === 1 ? last : (index > 0 ? from.step[index - 1] + 1 : 0);
+      // Evaluations are rare: beside a curve of steps only those of the same steps are shown.
+      const beside = near.get(curve.number);
+      if (curve.kind === "evals" && beside && (last < beside.first || last > beside.last)) continue;
+      if (curve.kind === "steps") near.set(curve.number, { first, last });
       const steps = first === last || curve.kind === "evals" ? `step ${last}` : `steps ${first} to ${last}`;
       if (!head) {
         const time = from.time[index] === null ? "" : `, ${+from.time[index].toFixed(1)} s`;
         const examples = from.examples[index] === null ? "" : `, ${from.examples[index]} examples`;
-        head = html(shown.hover, "div", `${steps}${examples}${time}`);
+        html(shown.hover, "div", `${steps}${examples}${time}`);
+        head = steps;
       }
       const name = data.runs.length > 1 ? `${curve.run.name}: ` : "";
-      const other = is_exact ? "" : ` (${steps})`;
+      const other = steps === head || rows > 1 ? "" : ` (${steps})`;
       const number = (value) => (value === null ? "not finite" : String(value));
       const value = values.min
         ? `${number(values.min[index])} to ${number(values.max[index])}, mean ${number(values.mean[index])}`

@@ -1,5 +1,7 @@
 //! The page: one file with everything in it. Its policy forbids the browser any request.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use serde::Serialize;
 use serde_json::Value;
@@ -40,7 +42,7 @@ struct RunCurves<'a> {
 /// A part of the page, with its place in the list on top.
 type Section = (&'static str, &'static str, fn(&mut Html, &Report));
 
-/// In this order. Charts of a section follow it.
+/// In this order. Charts of a section stand first.
 const SECTIONS: [Section; 8] = [
     ("result", "Result", result),
     ("time", "Where the time went", time),
@@ -78,13 +80,13 @@ pub fn page(report: &Report) -> Result<String> {
     for (id, heading, body) in SECTIONS {
         html.open("section", &[("aria-labelledby", id)]);
         html.element("h2", &[("id", id)], heading);
-        body(&mut html, report);
         let own: Vec<_> = charts.iter().filter(|chart| section_of(chart) == id).collect();
         if !own.is_empty() {
             html.own("<div class=\"charts\">");
             own.iter().for_each(|chart| figure(&mut html, chart, &report.runs));
             html.own("</div>\n");
         }
+        body(&mut html, report);
         html.own("</section>\n");
     }
     let version = env!("CARGO_PKG_VERSION");
@@ -115,7 +117,7 @@ fn tools(html: &mut Html, runs: &[RunReport]) {
          </label><label>smoothing of the loss <select id=\"smooth\"><option value=\"0\">none\
          </option><option value=\"0.9\" selected>0.9</option><option value=\"0.99\">0.99</option>\
          <option value=\"0.999\">0.999</option></select></label>\
-         <label><input type=\"checkbox\" id=\"log\"> log</label>\
+         <label><input type=\"checkbox\" id=\"log\"> log axis</label>\
          <button id=\"reset\" type=\"button\" disabled>reset zoom</button>",
     );
     if runs.len() > 1 {
@@ -155,16 +157,17 @@ fn figure(html: &mut Html, chart: &Chart, runs: &[RunReport]) {
 }
 
 /// Cells of a row: text, and whether it is a number.
-pub type Cell = (String, bool);
+pub type PageCell = (String, bool);
 
 /// A table with a heading for each column.
-pub fn table(html: &mut Html, heads: &[&str], rows: impl Iterator<Item = Vec<Cell>>) {
+pub fn table(html: &mut Html, heads: &[&str], rows: impl Iterator<Item = Vec<PageCell>>) {
     html.own("<div class=\"scroll\"><table>");
     if !heads.is_empty() {
         html.own("<thead><tr>");
-        heads.iter().for_each(|head| {
-            html.element("th", &[("scope", "col")], head);
-        });
+        for (number, head) in heads.iter().enumerate() {
+            let class = if number > 0 { "number" } else { "" };
+            html.element("th", &[("scope", "col"), ("class", class)], head);
+        }
         html.own("</tr></thead>");
     }
     html.own("<tbody>");
@@ -229,18 +232,16 @@ fn result(html: &mut Html, report: &Report) {
     row("final_loss", &|run| text(summary(run, "final_loss")?));
     let is_eval = |name: &&String| name.starts_with("eval_") && *name != "eval_step";
     let fields = report.runs.iter().flat_map(|run| run.summary.keys().filter(is_eval));
-    for field in fields.collect::<std::collections::BTreeSet<_>>() {
+    for field in fields.collect::<BTreeSet<_>>() {
         row(field, &|run| text(summary(run, field)?));
     }
-    row("best evaluation", &|run| {
-        let best = run.summary.get("best_eval")?.as_object()?;
-        let values = best.iter().filter(|(name, _)| *name != "step");
-        let values = values.map(|(name, value)| {
-            format!("{name} {}", value.as_f64().map_or("not finite".to_owned(), shown))
-        });
-        let step = best.get("step").map_or(String::new(), |step| format!(" after step {step}"));
-        Some(format!("{}{step}", values.collect::<Vec<_>>().join(", ")))
-    });
+    let best = |run: &RunReport, field: &str| run.summary.get("best_eval")?.get(field).cloned();
+    row("best_eval: after step", &|run| Some(best(run, "step")?.to_string()));
+    let names = report.runs.iter().filter_map(|run| run.summary.get("best_eval")?.as_object());
+    let names = names.flat_map(|best| best.keys()).filter(is_eval);
+    for field in names.collect::<BTreeSet<_>>() {
+        row(&format!("best_eval: {field}"), &|run| text(best(run, field)?));
+    }
     row("goodput", &|run| run.goodput.share.map(percent));
     row("examples_per_sec", &|run| summary(run, "examples_per_sec")?.as_f64().map(count));
     row("median_step_ms", &|run| text(summary(run, "median_step_ms")?));
@@ -279,12 +280,14 @@ fn time(html: &mut Html, report: &Report) {
             let secs = part.secs.map_or("not recorded".to_owned(), duration);
             (number, [part.what.to_owned(), secs, share, part.note.clone()])
         });
-        html.own("<div class=\"scroll\"><table><thead><tr><th scope=\"col\">lost to</th>");
+        html.own(
+            "<div class=\"scroll\"><table class=\"parts\"><thead><tr><th scope=\"col\">what</th>",
+        );
         html.own("<th scope=\"col\" class=\"number\">time</th><th scope=\"col\" class=\"number\">");
         html.own("share</th><th scope=\"col\">what that is</th></tr></thead><tbody>");
         for (number, [what, secs, share, note]) in rows {
             html.own("<tr>").open("th", &[("scope", "row")]);
-            html.element("span", &[("class", &format!("chip c{number}"))], "");
+            html.element("span", &[("class", &format!("chip p{number}"))], "");
             html.text(&what).close("th");
             html.element("td", &[("class", "number")], &secs);
             html.element("td", &[("class", "number")], &share);
@@ -304,9 +307,10 @@ fn bar(html: &mut Html, run: &RunReport) {
     for (number, part) in run.goodput.parts.iter().enumerate() {
         let Some(secs) = part.secs else { continue };
         let width = 1000.0 * secs / total;
-        let class = format!("c{number}");
+        let class = format!("p{number}");
         let (x, w) = (format!("{from:.2}"), format!("{width:.2}"));
-        let attributes = [("class", &*class), ("x", &x), ("width", &w), ("y", "0"), ("height", "10")];
+        let attributes =
+            [("class", &*class), ("x", &x), ("width", &w), ("y", "0"), ("height", "10")];
         html.open("rect", &attributes);
         html.element("title", &[], &format!("{}: {}", part.what, duration(secs))).close("rect");
         from += width;

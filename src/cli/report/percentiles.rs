@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::levels::PLACES;
-use super::read::{Column, Steps};
+use super::read::{StepColumn, StepTable};
 
 /// The values of a column that are finite, in order; the first step's is left out of times, since
 /// it warms up.
@@ -22,13 +22,13 @@ pub struct Percentiles {
 }
 
 /// Those of all columns with numbers.
-pub fn of(steps: &Steps) -> Vec<Percentiles> {
+pub fn of(steps: &StepTable) -> Vec<Percentiles> {
     let columns = steps.columns.iter().filter(|column| !PLACES.contains(&&*column.name));
     columns.filter_map(Percentiles::of).collect()
 }
 
 impl Percentiles {
-    fn of(column: &Column) -> Option<Self> {
+    fn of(column: &StepColumn) -> Option<Self> {
         let values = match column.values.split_first() {
             Some((_, later)) if column.name.ends_with("_ms") && !later.is_empty() => later,
             _ => &column.values,
@@ -67,11 +67,11 @@ mod tests {
     #[test]
     fn percentiles_are_values_that_occurred() {
         let values = (0..=100).rev().map(f64::from).chain([f64::NAN]).collect();
-        let found = Percentiles::of(&Column { name: "a".to_owned(), values }).unwrap();
+        let found = Percentiles::of(&StepColumn::new("a", values)).unwrap();
         assert_eq!((found.num, found.min, found.p50, found.p90), (101, 0.0, 50.0, 90.0));
         assert_eq!((found.p99, found.max, found.mean), (99.0, 100.0, 50.0));
         assert!(found.last.is_nan());
-        let times = Column { name: "step_ms".to_owned(), values: vec![900.0, 2.0, 1.0] };
+        let times = StepColumn::new("step_ms", vec![900.0, 2.0, 1.0]);
         assert_eq!(Percentiles::of(&times).unwrap().max, 2.0);
     }
 }

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -20,6 +20,8 @@ use crate::train::CONFIG_FILE;
 const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Most notes about damaged lines: the others are counted.
 const MAX_NOTES: usize = 5;
+/// Most columns: a file that is no metrics could have one for each line.
+const MAX_COLUMNS: usize = 256;
 
 /// What is known of a run.
 pub struct RunFiles {
@@ -30,7 +32,7 @@ pub struct RunFiles {
     /// `config.resolved.toml` as it stands there.
     pub config_text: Option<String>,
     pub config: toml::Table,
-    pub steps: Steps,
+    pub steps: StepTable,
     /// What is missing or damaged.
     pub notes: Vec<String>,
 }
@@ -38,10 +40,10 @@ pub struct RunFiles {
 /// The steps of a run in order, each once, by column. A number that is not finite or not known is
 /// NaN.
 #[derive(Default)]
-pub struct Steps {
+pub struct StepTable {
     pub step: Vec<u64>,
     /// Numbers of steps by field, in the order of the file.
-    pub columns: Vec<Column>,
+    pub columns: Vec<StepColumn>,
     /// Evaluations by the index of their step in `step`.
     pub evals: Vec<(usize, BTreeMap<String, f64>)>,
     /// Processes that were found to be slow, in order.
@@ -49,8 +51,11 @@ pub struct Steps {
 }
 
 /// A field of all steps.
-pub struct Column {
+#[derive(Default)]
+pub struct StepColumn {
     pub name: String,
+    /// As it stands in the file, where that cannot be shown.
+    raw_name: Option<String>,
     pub values: Vec<f64>,
 }
 
@@ -64,7 +69,19 @@ pub struct SlowRecord {
     pub since_step: u64,
 }
 
-impl Steps {
+impl StepColumn {
+    pub fn new(name: &str, values: Vec<f64>) -> Self {
+        let shown = printable(name);
+        let raw_name = (shown != name).then(|| name.to_owned());
+        Self { name: shown, raw_name, values }
+    }
+
+    fn is(&self, name: &str) -> bool {
+        self.raw_name.as_ref().unwrap_or(&self.name) == name
+    }
+}
+
+impl StepTable {
     /// A column by its name.
     pub fn column(&self, name: &str) -> Option<&[f64]> {
         self.columns.iter().find(|column| column.name == name).map(|column| &column.values[..])
@@ -90,19 +107,9 @@ impl Steps {
         }
         let num_before = self.step.len();
         self.step.push(step);
-        for (place, (name, value)) in line.numbers.drain(..).enumerate() {
-            // Lines have the same fields in the same order.
-            let known = match self.columns.get(place) {
-                Some(column) if column.name == name => Some(place),
-                _ => self.columns.iter().position(|column| column.name == name),
-            };
-            let place = known.unwrap_or_else(|| {
-                let values = vec![f64::NAN; num_before];
-                self.columns.push(Column { name, values });
-                self.columns.len() - 1
-            });
+        for (place, value) in line.numbers.drain(..) {
             if let Some(column) = self.columns.get_mut(place) {
-                column.values.truncate(num_before);
+                column.values.resize(num_before, f64::NAN);
                 column.values.push(value);
             }
         }
@@ -161,7 +168,7 @@ impl RunFiles {
             }
             false => {
                 notes.push(format!("{} is missing: there are no curves", Jsonl::FILE));
-                Steps::default()
+                StepTable::default()
             }
         };
         Ok(Self { name, dir: dir.to_owned(), summary, config_text, config, steps, notes })
@@ -201,8 +208,8 @@ fn read_text(path: &Path, notes: &mut Vec<String>) -> Result<Option<String>> {
 
 /// Reads the lines of a `metrics.jsonl`. A step that is there again was taken again, after the run
 /// was continued from a checkpoint: what was recorded from that step on is replaced.
-fn read_steps(mut file: impl BufRead, notes: &mut Vec<String>) -> std::io::Result<Steps> {
-    let mut steps = Steps::default();
+fn read_steps(mut file: impl BufRead, notes: &mut Vec<String>) -> std::io::Result<StepTable> {
+    let mut steps = StepTable::default();
     let (mut bytes, mut line) = (vec![], Line::default());
     let (mut num_damaged, mut num_missing, mut num_again) = (0_u64, 0, 0_u64);
     for number in 1_u64.. {
@@ -214,7 +221,7 @@ fn read_steps(mut file: impl BufRead, notes: &mut Vec<String>) -> std::io::Resul
             continue;
         }
         line.clear();
-        let read = line.read(&bytes);
+        let read = line.read(&bytes, &mut steps.columns);
         let (true, Some(step)) = (read, line.step) else {
             num_damaged += 1;
             if num_damaged <= MAX_NOTES as u64 {
@@ -234,6 +241,10 @@ fn read_steps(mut file: impl BufRead, notes: &mut Vec<String>) -> std::io::Resul
         }
         steps.push(step, &mut line);
     }
+    let num = steps.step.len();
+    // A damaged line may have brought a column.
+    steps.columns.retain(|column| !column.values.is_empty());
+    steps.columns.iter_mut().for_each(|column| column.values.resize(num, f64::NAN));
     if num_damaged > MAX_NOTES as u64 {
         notes.push(format!("{}: {num_damaged} lines in all are damaged", Jsonl::FILE));
     }
@@ -251,7 +262,8 @@ fn read_steps(mut file: impl BufRead, notes: &mut Vec<String>) -> std::io::Resul
 #[derive(Default)]
 struct Line {
     step: Option<u64>,
-    numbers: Vec<(String, f64)>,
+    /// Numbers by the index of their column.
+    numbers: Vec<(usize, f64)>,
     evals: Vec<(String, f64)>,
     slow: Vec<SlowRecord>,
 }
@@ -264,15 +276,21 @@ impl Line {
         self.slow.clear();
     }
 
-    /// Takes the fields of a line; `false` if it is not an object.
-    fn read(&mut self, bytes: &[u8]) -> bool {
+    /// Takes the fields of a line, with a column for each that had none; `false` if it is not an
+    /// object.
+    fn read(&mut self, bytes: &[u8], columns: &mut Vec<StepColumn>) -> bool {
         let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-        let read = deserializer.deserialize_map(&mut *self);
+        let read = deserializer.deserialize_map(LineVisitor { line: self, columns });
         read.and_then(|()| deserializer.end()).is_ok()
     }
 }
 
-impl<'de> Visitor<'de> for &mut Line {
+struct LineVisitor<'a> {
+    line: &'a mut Line,
+    columns: &'a mut Vec<StepColumn>,
+}
+
+impl<'de> Visitor<'de> for LineVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -280,23 +298,74 @@ impl<'de> Visitor<'de> for &mut Line {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        while let Some(name) = fields.next_key::<String>()? {
-            match &*name {
-                "step" => self.step = fields.next_value::<Value>()?.as_u64(),
-                "slow_processes" => {
-                    let found = fields.next_value::<Value>()?;
-                    self.slow = serde_json::from_value(found).unwrap_or_default();
-                }
-                _ => match fields.next_value::<Cell>()? {
-                    Cell(None) => {}
-                    Cell(Some(value)) if name.starts_with("eval_") => {
-                        self.evals.push((printable(&name), value));
+        let Self { line, columns } = self;
+        // Lines have the same fields in the same order: names need not be kept.
+        let mut next = 0;
+        while let Some(field) = fields.next_key_seed(FieldSeed { columns, next })? {
+            match field {
+                Field::Known(place) => {
+                    if let Some(value) = fields.next_value::<Cell>()?.0 {
+                        line.numbers.push((place, value));
                     }
-                    Cell(Some(value)) => self.numbers.push((printable(&name), value)),
-                },
+                    next = place + 1;
+                }
+                Field::Other(name) if name == "step" => {
+                    line.step = fields.next_value::<Value>()?.as_u64();
+                }
+                Field::Other(name) if name == "slow_processes" => {
+                    let found = fields.next_value::<Value>()?;
+                    line.slow = serde_json::from_value(found).unwrap_or_default();
+                }
+                Field::Other(name) => {
+                    let Some(value) = fields.next_value::<Cell>()?.0 else { continue };
+                    match name.starts_with("eval_") {
+                        true => line.evals.push((printable(&name), value)),
+                        false if columns.len() < MAX_COLUMNS => {
+                            line.numbers.push((columns.len(), value));
+                            columns.push(StepColumn::new(&name, vec![]));
+                        }
+                        false => {}
+                    }
+                }
             }
         }
         Ok(())
+    }
+}
+
+/// The name of a field: of a column that is there, or another.
+enum Field {
+    Known(usize),
+    Other(String),
+}
+
+struct FieldSeed<'a> {
+    columns: &'a [StepColumn],
+    /// The column that is likely.
+    next: usize,
+}
+
+impl<'de> DeserializeSeed<'de> for FieldSeed<'_> {
+    type Value = Field;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Field, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for FieldSeed<'_> {
+    type Value = Field;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a field")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<Field, E> {
+        let place = match self.columns.get(self.next) {
+            Some(column) if column.is(name) => Some(self.next),
+            _ => self.columns.iter().position(|column| column.is(name)),
+        };
+        Ok(place.map_or_else(|| Field::Other(name.to_owned()), Field::Known))
     }
 }
 
@@ -357,7 +426,7 @@ impl<'de> Visitor<'de> for CellVisitor {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> (Steps, Vec<String>) {
+    fn read(text: &str) -> (StepTable, Vec<String>) {
         let mut notes = vec![];
         let steps = read_steps(text.as_bytes(), &mut notes).unwrap();
         (steps, notes)
@@ -383,7 +452,10 @@ mod tests {
     fn steps_that_were_taken_again_count_once() {
         let line = |step: u64, loss: f64| format!("{{\"step\":{step},\"loss\":{loss}}}\n");
         let (steps, notes) = read(&[line(0, 3.0), line(1, 2.0), line(1, 2.5)].concat());
-        assert_eq!((&steps.step[..], steps.column("loss").unwrap()), (&[0, 1][..], &[3.0, 2.5][..]));
+        assert_eq!(
+            (&steps.step[..], steps.column("loss").unwrap()),
+            (&[0, 1][..], &[3.0, 2.5][..])
+        );
         assert!(notes[0].contains("recorded again"), "{notes:?}");
     }
 }

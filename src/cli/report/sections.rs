@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::html::Html;
-use super::levels::Values;
-use super::numbers::{count, shown};
+use super::levels::CurveValues;
+use super::numbers::{count, rough, shown};
 use super::page::{run_heading, table, table_of_runs};
 use super::percentiles::Percentiles;
 use super::{Report, RunReport};
@@ -49,7 +49,10 @@ fn percentiles<'a>(
     let row = |column: &&Percentiles| {
         let values = [column.min, column.p50, column.p90, column.p99, column.max, extra(column)];
         let name = std::iter::once((column.field.clone(), false));
-        name.chain(values.map(|value| (shown(value), true))).collect()
+        // A rate of learning and a loss are compared by their digits; times are not.
+        let is_rough = column.is_time() || column.field == "examples_per_sec";
+        let text = if is_rough { rough } else { shown };
+        name.chain(values.map(|value| (text(value), true))).collect()
     };
     table(html, &heads, columns.iter().map(row));
 }
@@ -71,8 +74,8 @@ pub fn evaluations(html: &mut Html, report: &Report) {
             let step = level.step.get(index).map_or(String::new(), u64::to_string);
             let values = level.series.values().map(|values| {
                 let value = match values {
-                    Values::Exact(values) => values.get(index),
-                    Values::Ranges { mean, .. } => mean.get(index),
+                    CurveValues::Exact(values) => values.get(index),
+                    CurveValues::Ranges { mean, .. } => mean.get(index),
                 };
                 (value.map_or(String::new(), |value| shown(*value)), true)
             });
@@ -98,7 +101,7 @@ pub fn proofs(html: &mut Html, report: &Report) {
             0 => Some("none".to_owned()),
             every => Some(every.to_string()),
         }),
-        row("proofs", &|_| None),
+        row("proofs, by the last process", &|run| num(run, "num_proofs")),
         row("params_fingerprint", &|run| {
             run.summary.get("params_fingerprint")?.as_str().map(str::to_owned)
         }),
@@ -218,9 +221,8 @@ pub fn environment(html: &mut Html, report: &Report) {
         }
         value => Some(value.to_string()),
     };
-    let row = |field: &str| {
-        (field.to_owned(), report.runs.iter().map(|run| value(run, field)).collect())
-    };
+    let row =
+        |field: &str| (field.to_owned(), report.runs.iter().map(|run| value(run, field)).collect());
     let dirs = report.runs.iter().map(|run| Some(run.dir.clone())).collect();
     let rows = fields.into_iter().map(row).chain([("directory".to_owned(), dirs)]);
     table_of_runs(html, report, rows);

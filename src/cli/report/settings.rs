@@ -81,7 +81,7 @@ pub fn trained(run: &RunFiles) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::report::read::Steps;
+    use crate::cli::report::read::StepTable;
 
     #[test]
     fn only_settings_that_differ_are_named() {
@@ -91,15 +91,15 @@ mod tests {
             summary: serde_json::Map::new(),
             config_text: None,
             config: config.parse().unwrap(),
-            steps: Steps::default(),
+            steps: StepTable::default(),
             notes: vec![],
         };
-        let runs = ["[a]\nb = 1\nc = [1, 2]\n", "[a]\nb = 2\nc = [1, 2]\n[d]\ne = \"x\"\n"].map(run);
+        let runs =
+            ["[a]\nb = 1\nc = [1, 2]\n", "[a]\nb = 2\nc = [1, 2]\n[d]\ne = \"x\"\n"].map(run);
         let found = differences(&runs);
         let found: Vec<_> = found.iter().map(|found| (&*found.key, found.values.clone())).collect();
         let value = |text: &str| Some(text.to_owned());
-        let expected =
-            [("a.b", vec![value("1"), value("2")]), ("d.e", vec![None, value("\"x\"")])];
+        let expected = [("a.b", vec![value("1"), value("2")]), ("d.e", vec![None, value("\"x\"")])];
         assert_eq!(found, expected);
         assert!(differences(&runs[..1]).is_empty() && differences(&[]).is_empty());
     }

@@ -5,12 +5,12 @@ use serde::Serialize;
 
 use super::goodput::{self, Goodput};
 use super::numbers::{percent, shown};
-use super::read::{RunFiles, Steps};
+use super::read::{RunFiles, StepTable};
 use crate::observe::median;
 
 /// A sentence about a run.
 #[derive(Serialize)]
-pub struct Verdict {
+pub struct RunVerdict {
     pub kind: VerdictKind,
     pub text: String,
 }
@@ -47,9 +47,9 @@ const SPIKE: f64 = 10.0;
 const FEW_STEPS: usize = 10;
 
 /// All of them, the outcome first.
-pub fn verdicts(run: &RunFiles, goodput: &Goodput) -> Vec<Verdict> {
+pub fn verdicts(run: &RunFiles, goodput: &Goodput) -> Vec<RunVerdict> {
     let mut found = vec![];
-    let mut say = |kind, text: String| found.push(Verdict { kind, text });
+    let mut say = |kind, text: String| found.push(RunVerdict { kind, text });
     outcome(run, &mut say);
     learning(run, &mut say);
     evaluations(&run.steps, &mut say);
@@ -104,7 +104,8 @@ fn learning(run: &RunFiles, say: Say<'_>) {
     if num_gaps > 0 {
         let losses = counted(num_gaps as u64, "training loss");
         let be = if num_gaps == 1 { "is" } else { "are" };
-        let text = format!("{losses} {be} not finite: lower the learning rate, or look at the data.");
+        let text =
+            format!("{losses} {be} not finite: lower the learning rate, or look at the data.");
         say(VerdictKind::Bad, text);
     }
     if loss.len() < FEW_STEPS {
@@ -156,8 +157,9 @@ fn learning(run: &RunFiles, say: Say<'_>) {
     }
 }
 
-fn evaluations(steps: &Steps, say: Say<'_>) {
-    let losses = steps.evals.iter().filter_map(|(at, values)| Some((*at, *values.get("eval_loss")?)));
+fn evaluations(steps: &StepTable, say: Say<'_>) {
+    let losses =
+        steps.evals.iter().filter_map(|(at, values)| Some((*at, *values.get("eval_loss")?)));
     let losses: Vec<_> = losses.filter(|(_, loss)| loss.is_finite()).collect();
     let Some((_, last)) = losses.last() else {
         say(VerdictKind::Note, "No evaluation is recorded.".to_owned());
@@ -176,14 +178,15 @@ fn evaluations(steps: &Steps, say: Say<'_>) {
     }
 }
 
-fn gradients(steps: &Steps, say: Say<'_>) {
+fn gradients(steps: &StepTable, say: Say<'_>) {
     let Some(norms) = steps.column("grad_norm").filter(|norms| norms.len() >= FEW_STEPS) else {
         return;
     };
     let finite: Vec<_> = norms.iter().copied().filter(|norm| norm.is_finite()).collect();
     let Some(middle) = median(&finite).filter(|middle| *middle > 0.0) else { return };
-    let spikes = norms.iter().enumerate().filter(|(_, norm)| **norm > SPIKE * middle);
-    let spikes: Vec<_> = spikes.collect();
+    // At the start they are large anyway.
+    let spikes = norms.iter().enumerate().skip(norms.len().div_ceil(10));
+    let spikes: Vec<_> = spikes.filter(|(_, norm)| **norm > SPIKE * middle).collect();
     let Some((at, most)) = spikes.iter().max_by(|a, b| a.1.total_cmp(b.1)) else { return };
     say(
         VerdictKind::Warning,
@@ -222,21 +225,23 @@ pub fn proof_every(run: &RunFiles) -> Option<i64> {
 fn proofs(run: &RunFiles, say: Say<'_>) {
     let Some(every) = proof_every(run) else { return };
     let several = run.number("num_replicas").is_some_and(|num| num > 1.0);
-    match (every, several) {
-        (_, false) => {}
-        (0, true) => say(
+    let passed = run.number("num_proofs").filter(|num| *num > 0.0);
+    match (every, several, passed) {
+        (_, false, _) => {}
+        (0, true, _) => say(
             VerdictKind::Warning,
-            "Nothing proves that the replicas are in lockstep: train.check_lockstep_every is 0.".to_owned(),
+            "Nothing proves that the replicas are in lockstep: train.check_lockstep_every is 0."
+                .to_owned(),
         ),
-        (_, true) if run.text("status") == Some("done") => say(
+        (_, true, Some(num)) => say(
             VerdictKind::Good,
             format!(
-                "The replicas are in lockstep: a run ends where a proof fails, and this one, with \
-                 a proof every {} and at its end, is done.",
-                counted(every as u64, "step")
+                "The replicas are in lockstep: {} found the same bits. A run ends where one does \
+                 not.",
+                counted(num as u64, "proof")
             ),
         ),
-        (_, true) => say(
+        (_, true, None) => say(
             VerdictKind::Note,
             format!("Replicas are compared every {}.", counted(every as u64, "step")),
         ),
@@ -273,6 +278,11 @@ fn times(run: &RunFiles, goodput: &Goodput, say: Say<'_>) {
         format!(
             "Checkpoints stall the run for {share} of the steps' time: save less often \
              (checkpoint.every_steps, checkpoint.every_secs)."
+        )
+    });
+    look(goodput::EVALUATIONS, 5.0 * MUCH, &|share| {
+        format!(
+            "Evaluations take {share} of the steps' time: evaluate less often (train.eval_every)."
         )
     });
     for slow in last_verdicts(run) {
