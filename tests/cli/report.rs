@@ -91,7 +91,7 @@ fn the_page_has_the_numbers_of_the_run() {
         "The run is done: 44 of 44 steps.",
         "The training loss fell from ",
         "The replicas are in lockstep: ",
-        "in lockstep: 5 proofs found the same bits",
+        &format!("in lockstep: {} proofs found the same bits", summary["num_proofs"]),
         "No update was skipped.",
         "Where the time went",
         "not recorded: one process",
@@ -131,7 +131,7 @@ fn runs_are_compared() {
     let [four, one] = runs();
     let (page, json) = report(&[&four, &one]);
     check_page(&page);
-    let keys: Vec<_> = json["config_differences"].as_array().unwrap().iter();
+    let keys = json["config_differences"].as_array().unwrap().iter();
     let keys: Vec<_> = keys.map(|difference| difference["key"].as_str().unwrap()).collect();
     assert_eq!(keys, ["checkpoint.every_steps", "mesh.data", "train.check_lockstep_every"]);
     assert!(page.contains("mesh.data</th><td class=\"number\">4</td><td class=\"number\">1</td>"));
@@ -141,7 +141,7 @@ fn runs_are_compared() {
     for class in ["raw c0", "line c0", "dot c0", "raw c1", "line c1", "dot c1"] {
         assert!(loss.contains(&format!("class=\"{class}\"")), "{class}");
     }
-    assert_eq!(page.matches("data-run=").count(), 2 + 1, "two buttons, and the script");
+    assert_eq!(page.matches("data-run=").count(), 2, "a button for each");
     assert_eq!(data(&page)["runs"].as_array().unwrap().len(), 2);
 }
 
@@ -205,7 +205,7 @@ fn damage_is_said_and_not_fatal() {
         "config.resolved.toml is missing",
         "line 6 is not JSON",
         "2 steps are missing",
-        "is torn",
+        "has no end",
         "The outcome is not recorded.",
     ] {
         assert!(page.contains(note), "{note}");
@@ -236,13 +236,11 @@ fn a_long_run_is_a_small_page() {
             step => 3.0 / (1.0 + step as f64 * 1e-4) + (step % 17) as f64 * 0.001_234_567_891,
         };
         let time = 1_795_772_242.123 + step as f64 * 0.25;
-        write!(lines, "{{\"step\":{step},\"time\":{time},\"examples\":{},\"lr\":", step * 64)
-            .unwrap();
-        write!(lines, "0.00018181818181818183,\"loss\":{loss},\"grad_norm\":{}", loss * 1.7)
-            .unwrap();
-        lines += ",\"num_skipped\":0,\"step_ms\":33.848620000000004,\"launch_delay_ms\":0.0,";
-        lines += "\"host_ms\":1.207795,\"data_wait_ms\":0.024465999999999998,";
-        lines += "\"examples_per_sec\":1890.771322435006";
+        let examples = step * 64;
+        write!(lines, "{{\"step\":{step},\"time\":{time},\"examples\":{examples},").unwrap();
+        // Short numbers, of which reading takes less time.
+        write!(lines, "\"lr\":0.0002,\"loss\":{loss},\"grad_norm\":1.5,\"num_skipped\":0").unwrap();
+        lines += ",\"step_ms\":33.5,\"launch_delay_ms\":0.0,\"host_ms\":1.5,\"data_wait_ms\":0.25";
         lines += if step % 1000 == 999 { ",\"eval_loss\":1.23456789}\n" } else { "}\n" };
     }
     file(dir.path(), "metrics.jsonl", lines.as_bytes());

@@ -8,8 +8,8 @@ use serde::{Serialize, Serializer};
 
 use super::read::{RunFiles, StepColumn, StepTable};
 
-/// About as many numbers as a page may have. With 18 letters each they take 3 MB.
-const MAX_NUMBERS: usize = 150_000;
+/// About as many numbers as a page may have. With 18 letters each they take 4 MB.
+const MAX_NUMBERS: usize = 220_000;
 /// Points of the coarsest level: more than a chart has columns of pixels, on most screens.
 const COARSE_POINTS: usize = 1024;
 /// Points of the finest level, where not every step is one.

@@ -154,7 +154,8 @@
     if (!state.log) {
       if (low >= 0 && low <= 0.4 * high) low = 0;
       const room = (high - low) * 0.04 || Math.abs(high) * 0.05 || 0.5;
-      high += room;
+      // A share cannot be larger than 1.
+      high = low > 0 && high <= 1 && high + room > 1 ? 1 : high + room;
       if (low !== 0) low -= room;
     } else if (low === high) { low /= 2; high *= 2; }
     const scale = (value) => (state.log ? Math.log(value) : value);

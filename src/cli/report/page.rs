@@ -245,7 +245,7 @@ fn result(html: &mut Html, report: &Report) {
     row("goodput", &|run| run.goodput.share.map(percent));
     row("examples_per_sec", &|run| summary(run, "examples_per_sec")?.as_f64().map(count));
     row("median_step_ms", &|run| text(summary(run, "median_step_ms")?));
-    row("wall time", &|run| summary(run, "wall_secs")?.as_f64().map(duration));
+    row("wall time of the last process", &|run| summary(run, "wall_secs")?.as_f64().map(duration));
     table_of_runs(html, report, rows.into_iter());
     for (number, run) in report.runs.iter().enumerate() {
         run_heading(html, report, number);

@@ -226,7 +226,7 @@ fn read_steps(mut file: impl BufRead, notes: &mut Vec<String>) -> std::io::Resul
             num_damaged += 1;
             if num_damaged <= MAX_NOTES as u64 {
                 let why = match (bytes.ends_with(b"\n"), read) {
-                    (false, _) => "is torn: the process was killed while it wrote it",
+                    (false, _) => "has no end: its process was killed, or is writing it",
                     (true, true) => "has no `step`, and was left out",
                     (true, false) => "is not JSON, and was left out",
                 };
@@ -443,7 +443,7 @@ mod tests {
         let lr = steps.column("lr").unwrap();
         assert!(lr[0].is_nan() && lr[1] == 1.0);
         assert!(steps.evals[0].1["eval_loss"].is_nan() && steps.evals.len() == 1);
-        for note in ["line 2 is not JSON", "line 3", "no `step`", "line 6 is torn", "2 steps are"] {
+        for note in ["line 2 is not JSON", "line 3", "no `step`", "line 6 has no end", "2 steps are"] {
             assert!(notes.iter().any(|found| found.contains(note)), "{note}: {notes:?}");
         }
     }

@@ -41,7 +41,7 @@ impl VerdictKind {
 
 /// A share of the steps' time that is worth a look.
 const MUCH: f64 = 0.1;
-/// A gradient is unusual from this multiple of the median on.
+/// A gradient is unusual from this multiple of those before it on.
 const SPIKE: f64 = 10.0;
 /// Fewest steps for sentences about their course.
 const FEW_STEPS: usize = 10;
@@ -182,20 +182,27 @@ fn gradients(steps: &StepTable, say: Say<'_>) {
     let Some(norms) = steps.column("grad_norm").filter(|norms| norms.len() >= FEW_STEPS) else {
         return;
     };
-    let finite: Vec<_> = norms.iter().copied().filter(|norm| norm.is_finite()).collect();
-    let Some(middle) = median(&finite).filter(|middle| *middle > 0.0) else { return };
-    // At the start they are large anyway.
-    let spikes = norms.iter().enumerate().skip(norms.len().div_ceil(10));
-    let spikes: Vec<_> = spikes.filter(|(_, norm)| **norm > SPIKE * middle).collect();
-    let Some((at, most)) = spikes.iter().max_by(|a, b| a.1.total_cmp(b.1)) else { return };
+    // Over all steps norms fall, so that each is compared with those just before it.
+    let (mut mean, mut spikes) = (f64::NAN, vec![]);
+    for (at, norm) in norms.iter().enumerate().filter(|(_, norm)| norm.is_finite()) {
+        if *norm > SPIKE * mean && at > norms.len().div_ceil(10) {
+            spikes.push((at, *norm, mean));
+        }
+        mean = if mean.is_nan() { *norm } else { 0.95 * mean + 0.05 * norm };
+    }
+    let Some((at, most, mean)) = spikes.iter().max_by(|a, b| (a.1 / a.2).total_cmp(&(b.1 / b.2)))
+    else {
+        return;
+    };
     say(
         VerdictKind::Warning,
         format!(
-            "The gradient norm exceeds {SPIKE} times its median ({}) in {}, most in step {} ({}).",
-            shown(middle),
+            "The gradient norm exceeds {SPIKE} times its running mean in {}, most in step {}: {} \
+             after {}.",
             counted(spikes.len() as u64, "step"),
             steps.step.get(*at).copied().unwrap_or(0),
-            shown(**most)
+            shown(*most),
+            shown(*mean)
         ),
     );
 }
