@@ -161,6 +161,17 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         }
         Command::Plugin { command } => plugin::run(&command),
         Command::Checkpoint { command } => checkpoint::run(&command),
+        Command::Completions { shell } => {
+            // Without the commands that the program gives itself.
+            let all = Args::command();
+            let shown = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+            let args = all.get_arguments().cloned();
+            let mut shown = clap::Command::new("lockstep").args(args).subcommands(shown);
+            let mut script = vec![];
+            clap_complete::generate(shell, &mut shown, "lockstep", &mut script);
+            print_line(String::from_utf8_lossy(&script).trim_end())?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Doctor { json } => doctor::run(json),
     }
 }

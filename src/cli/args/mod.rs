@@ -162,6 +162,11 @@ pub enum Command {
         #[command(subcommand)]
         command: CheckpointCommand,
     },
+    /// Print a script with which a shell completes commands and options
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
     /// Describe this machine, and report what is wrong with it
     Doctor {
         /// Print one line of JSON
