@@ -244,9 +244,7 @@ impl Sink for SummaryFile {
                 summary.slow_processes.retain(|other| other.process_index != slow.process_index);
                 summary.slow_processes.push(slow.clone());
             }
-            RunEvent::UpdateSkipped { .. }
-            | RunEvent::Message(_)
-            | RunEvent::StepsEnded => {}
+            RunEvent::UpdateSkipped { .. } | RunEvent::Message(_) | RunEvent::StepsEnded => {}
         }
     }
 

@@ -279,17 +279,17 @@ mod tests {
     use super::*;
     use crate::cli::report::read::StepColumn;
 
-    fn run(summary: serde_json::Value, steps: &[(u64, f64, f64, f64, f64)]) -> RunFiles {
-        let column = |name: &str, value: &dyn Fn(&(u64, f64, f64, f64, f64)) -> f64| {
-            StepColumn::new(name, steps.iter().map(value).collect())
+    fn run(summary: serde_json::Value, steps: &[[f64; 5]]) -> RunFiles {
+        let column = |name: &str, place: usize| {
+            StepColumn::new(name, steps.iter().map(|step| step[place]).collect())
         };
         let columns = vec![
-            column("time", &|step| step.1),
-            column("step_ms", &|step| step.2),
-            column("launch_delay_ms", &|step| step.3),
-            column("data_wait_ms", &|step| step.4),
+            column("time", 1),
+            column("step_ms", 2),
+            column("launch_delay_ms", 3),
+            column("data_wait_ms", 4),
         ];
-        let step = steps.iter().map(|step| step.0).collect();
+        let step = steps.iter().map(|step| step[0] as u64).collect();
         RunFiles {
             name: "a".to_owned(),
             dir: "a".into(),
@@ -307,9 +307,9 @@ mod tests {
     #[test]
     fn the_parts_of_a_run_add_up_to_its_time() {
         let steps = [
-            (0, 110.0, 1000.0, 0.0, 0.0),
-            (1, 112.0, 2000.0, 750.0, 500.0),
-            (2, 117.0, 2000.0, 0.0, 900.0),
+            [0.0, 110.0, 1000.0, 0.0, 0.0],
+            [1.0, 112.0, 2000.0, 750.0, 500.0],
+            [2.0, 117.0, 2000.0, 0.0, 900.0],
         ];
         let summary = json!({
             "status": "done", "wall_secs": 20.0, "first_step_secs": 10.0,
@@ -330,10 +330,10 @@ mod tests {
     #[test]
     fn a_break_is_lost_time() {
         let steps = [
-            (0, 100.0, 1000.0, 0.0, 0.0),
-            (1, 102.0, 1000.0, 0.0, 0.0),
-            (2, 140.0, 500.0, 0.0, 0.0),
-            (3, 141.0, 1000.0, 0.0, 0.0),
+            [0.0, 100.0, 1000.0, 0.0, 0.0],
+            [1.0, 102.0, 1000.0, 0.0, 0.0],
+            [2.0, 140.0, 500.0, 0.0, 0.0],
+            [3.0, 141.0, 1000.0, 0.0, 0.0],
         ];
         let summary = json!({
             "status": "done", "wall_secs": 12.0, "first_step_secs": 10.0,

@@ -443,7 +443,9 @@ mod tests {
         let lr = steps.column("lr").unwrap();
         assert!(lr[0].is_nan() && lr[1] == 1.0);
         assert!(steps.evals[0].1["eval_loss"].is_nan() && steps.evals.len() == 1);
-        for note in ["line 2 is not JSON", "line 3", "no `step`", "line 6 has no end", "2 steps are"] {
+        for note in
+            ["line 2 is not JSON", "line 3", "no `step`", "line 6 has no end", "2 steps are"]
+        {
             assert!(notes.iter().any(|found| found.contains(note)), "{note}: {notes:?}");
         }
     }
