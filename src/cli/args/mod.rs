@@ -82,7 +82,7 @@ pub enum Command {
     Schedule(ScheduleArgs),
     /// Draw loss, evaluations and learning rate of runs, on the terminal or in a picture
     Plot(PlotArgs),
-    /// Write a page about runs, for the browser: results, where the time went, curves, configuration
+    /// Write a page about runs for the browser: results, where the time went, curves, configuration
     Report(ReportArgs),
     /// Compare two runs: configuration, versions, the first step that differs; exit with 1 if they
     /// took different steps
