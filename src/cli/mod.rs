@@ -11,6 +11,7 @@ mod changes;
 mod checkpoint;
 mod class_table;
 mod cluster;
+mod compare;
 mod compile;
 mod data;
 mod doctor;
@@ -30,6 +31,7 @@ mod plugin;
 mod predict;
 mod preflight;
 mod recipes;
+mod report;
 mod resolved;
 mod schedule;
 mod search;
@@ -136,6 +138,8 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         }
         Command::Schedule(args) => schedule::run(&args),
         Command::Plot(args) => plot::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Recipes { name, batch, json, table } => match (name, table) {
             (name, Some(form)) => recipes::table(name.as_deref(), form),
             (None, None) => recipes::list(json),
@@ -157,6 +161,17 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         }
         Command::Plugin { command } => plugin::run(&command),
         Command::Checkpoint { command } => checkpoint::run(&command),
+        Command::Completions { shell } => {
+            // Without the commands that the program gives itself.
+            let all = Args::command();
+            let shown = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+            let args = all.get_arguments().cloned();
+            let mut shown = clap::Command::new("lockstep").args(args).subcommands(shown);
+            let mut script = vec![];
+            clap_complete::generate(shell, &mut shown, "lockstep", &mut script);
+            print_line(String::from_utf8_lossy(&script).trim_end())?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Doctor { json } => doctor::run(json),
     }
 }

@@ -20,6 +20,7 @@ mod ticks;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
+pub use axis::PlacedAxis;
 pub use text::text;
 pub use ticks::{bytes, numbers, powers};
 

@@ -29,6 +29,8 @@ pub enum RunEvent {
     LockstepProved {
         /// Steps taken.
         num_steps: u64,
+        /// How long the steps waited for that.
+        took: Duration,
     },
     /// A checkpoint was saved, in the background.
     CheckpointSaved(SavedCheckpoint),
@@ -38,6 +40,8 @@ pub enum RunEvent {
         eval: StepEval,
         /// `true` if it is the best so far.
         is_best: bool,
+        /// How long the steps waited for it.
+        took: Duration,
     },
     /// A process was found to be slow: the watchdog's verdict.
     ProcessSlow(SlowProcess),

@@ -358,7 +358,7 @@ mod tests {
             ..EvalResult::default()
         };
         let eval = StepEval { step: 99, eval };
-        sink.event(&RunEvent::Evaluated { eval, is_best: true });
+        sink.event(&RunEvent::Evaluated { eval, is_best: true, took: Duration::ZERO });
         sink.flush().unwrap();
         let lines = lines(dir.path());
         assert_eq!(lines.len(), 100);
@@ -407,6 +407,7 @@ mod tests {
         let evaluated = |step, loss| RunEvent::Evaluated {
             eval: StepEval { step, eval: eval(loss) },
             is_best: true,
+            took: Duration::ZERO,
         };
         for (events, losses) in [
             (vec![], vec![None; 3]),

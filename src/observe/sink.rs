@@ -98,6 +98,7 @@ impl Sinks {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::time::Duration;
 
     use serde_json::Value;
 
@@ -137,7 +138,7 @@ mod tests {
         let metrics = [("recall", 0.75), ("top5_accuracy", f64::NAN)].into();
         let eval = EvalResult { loss: 0.25, metrics, ..EvalResult::default() };
         let eval = StepEval { step: 1, eval };
-        sinks.send(&RunEvent::Evaluated { eval, is_best: true });
+        sinks.send(&RunEvent::Evaluated { eval, is_best: true, took: Duration::ZERO });
         sinks.send(&launch(2..4, false));
         // The evaluation of this one is given up.
         sinks.send(&launch(4..5, true));

@@ -53,6 +53,12 @@ pub struct Summary {
     /// Examples per second over all replicas, in all launches but the first, without the time of
     /// evaluations.
     pub examples_per_sec: Option<f64>,
+    /// Seconds that the steps of this process waited for evaluations.
+    pub evaluation_secs: f64,
+    /// Lockstep proofs that this process made.
+    pub num_proofs: u64,
+    /// Seconds that the steps waited for them.
+    pub proof_secs: f64,
     /// Checkpoints saved by this process.
     pub num_checkpoints: u64,
     /// Seconds that the steps waited for them: until the state was copied to host memory.
@@ -206,8 +212,13 @@ impl Sink for SummaryFile {
                     summary.num_skipped = num_skipped.map_or(0, |count| count as u64);
                 }
             }
-            RunEvent::Evaluated { eval, is_best } => {
+            RunEvent::LockstepProved { took, .. } => {
+                summary.num_proofs += 1;
+                summary.proof_secs += took.as_secs_f64();
+            }
+            RunEvent::Evaluated { eval, is_best, took } => {
                 summary.evaluated(eval);
+                summary.evaluation_secs += took.as_secs_f64();
                 if *is_best {
                     summary.best_eval = Some(eval.clone());
                 }
@@ -233,10 +244,7 @@ impl Sink for SummaryFile {
                 summary.slow_processes.retain(|other| other.process_index != slow.process_index);
                 summary.slow_processes.push(slow.clone());
             }
-            RunEvent::UpdateSkipped { .. }
-            | RunEvent::LockstepProved { .. }
-            | RunEvent::Message(_)
-            | RunEvent::StepsEnded => {}
+            RunEvent::UpdateSkipped { .. } | RunEvent::Message(_) | RunEvent::StepsEnded => {}
         }
     }
 

@@ -303,10 +303,11 @@ impl<'a> Loop<'a> {
     }
 
     fn prove(&mut self) -> Result<(), Error> {
+        let begun = Instant::now();
         let waiting = self.processes.waiting("comparing the replicas");
         self.trainer.prove_among(self.processes)?;
         drop(waiting);
-        self.recorder.lockstep_proved(self.trainer.steps_taken());
+        self.recorder.lockstep_proved(self.trainer.steps_taken(), begun.elapsed());
         self.start_step_clock();
         Ok(())
     }
@@ -314,6 +315,7 @@ impl<'a> Loop<'a> {
     /// Evaluates and returns the loss, or `None` if a stop was requested meanwhile.
     fn evaluate(&mut self) -> Result<Option<f64>, Error> {
         self.processes.phase(Phase::Evaluate, self.trainer.steps_taken());
+        let begun = Instant::now();
         let (eval, agreement) = (&self.job.splits.eval, &self.agreement);
         let waiting = self.processes.waiting("evaluating batches");
         let eval = self.trainer.evaluate_unless(eval, self.run, |batch, of| {
@@ -325,7 +327,7 @@ impl<'a> Loop<'a> {
         drop(waiting);
         let loss = eval.as_ref().map(|eval| eval.loss);
         if let Some(eval) = eval {
-            self.recorder.evaluated(self.trainer.steps_taken(), eval);
+            self.recorder.evaluated(self.trainer.steps_taken(), eval, begun.elapsed());
         }
         self.start_step_clock();
         Ok(loss)

@@ -1,7 +1,7 @@
 //! Turns what the loop learns into [`RunEvent`]s for the sinks of the run, and writes the final
 //! parameters.
 
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use hlo::{Literal, Tree};
 
@@ -131,8 +131,8 @@ impl Recorder {
     }
 
     /// Records that all replicas hold the same state after `num_steps` steps.
-    pub fn lockstep_proved(&mut self, num_steps: u64) {
-        self.sinks.send(&RunEvent::LockstepProved { num_steps });
+    pub fn lockstep_proved(&mut self, num_steps: u64, took: Duration) {
+        self.sinks.send(&RunEvent::LockstepProved { num_steps, took });
     }
 
     /// Records that a checkpoint was saved.
@@ -141,10 +141,10 @@ impl Recorder {
     }
 
     /// Records an evaluation after `num_steps` steps.
-    pub fn evaluated(&mut self, num_steps: u64, eval: EvalResult) {
+    pub fn evaluated(&mut self, num_steps: u64, eval: EvalResult, took: Duration) {
         let eval = StepEval { step: num_steps.saturating_sub(1), eval };
         let is_best = self.progress.evaluated(&eval);
-        self.sinks.send(&RunEvent::Evaluated { eval, is_best });
+        self.sinks.send(&RunEvent::Evaluated { eval, is_best, took });
     }
 
     /// The progress of the run so far.

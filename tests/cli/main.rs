@@ -14,6 +14,7 @@
 //! - `terminal`: what a person at a terminal sees
 //! - `schedule`: the learning rates that it prints, against those of `train`
 //! - `plot`: the curves of runs, in every form and of whatever a run has left
+//! - `report`: a page about runs: its numbers, its size, and that nothing recorded is markup
 //! - `reports`: `config`, `hlo`, `bench`, `plugin list`, `doctor`
 //! - `plugin`: what is damaged, and `plugin install`, `verify` and `remove`
 //!
@@ -29,6 +30,7 @@ mod own_data;
 mod pipeline;
 mod plot;
 mod plugin;
+mod report;
 mod reports;
 mod run_dir;
 mod schedule;

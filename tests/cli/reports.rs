@@ -1,4 +1,4 @@
-//! `config`, `hlo`, `bench`, `plugin` and `doctor`.
+//! `config`, `hlo`, `bench`, `plugin`, `completions` and `doctor`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -315,4 +315,22 @@ fn config_prints_what_the_file_and_the_arguments_come_to() {
     let reference = lockstep(&["config", "--reference"]).succeeded().stdout;
     assert!(reference.contains("| `check_lockstep_every` | whole number, 0 or more | steps |"));
     assert_eq!(lockstep(&["config"]).code, Some(2));
+}
+
+#[test]
+fn completions_are_scripts_for_shells() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = lockstep(&["completions", shell]).succeeded().stdout;
+        for word in ["lockstep", "report", "smooth"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+        assert!(
+            !script.contains("time-ops"),
+            "{shell}: hidden commands are for the program itself"
+        );
+    }
+    let script = lockstep(&["completions", "bash"]).succeeded().stdout;
+    let done = Command::new("bash").args(["-n", "-c", &script]).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert_eq!(lockstep(&["completions", "dos"]).code, Some(2));
 }

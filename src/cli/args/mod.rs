@@ -82,6 +82,11 @@ pub enum Command {
     Schedule(ScheduleArgs),
     /// Draw loss, evaluations and learning rate of runs, on the terminal or in a picture
     Plot(PlotArgs),
+    /// Write a page about runs for the browser: results, where the time went, curves, configuration
+    Report(ReportArgs),
+    /// Compare two runs: configuration, versions, the first step that differs; exit with 1 if they
+    /// took different steps
+    Compare(CompareArgs),
     /// List published recipes, or write one as a configuration
     Recipes {
         /// Which one to write; without it, all are listed
@@ -156,6 +161,11 @@ pub enum Command {
     Checkpoint {
         #[command(subcommand)]
         command: CheckpointCommand,
+    },
+    /// Print a script with which a shell completes commands and options
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
     },
     /// Describe this machine, and report what is wrong with it
     Doctor {
@@ -253,6 +263,38 @@ pub enum PlotX {
 fn weight(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| (0.0..1.0).contains(number));
     number.ok_or_else(|| "it must be a number from 0 to below 1".to_owned())
+}
+
+/// Arguments of `report`.
+#[derive(Debug, clap::Args)]
+pub struct ReportArgs {
+    /// The --out of a run; several are compared
+    #[arg(value_name = "DIR", required = true, value_parser = path())]
+    pub dirs: Vec<PathBuf>,
+    /// File for the page; by default report.html, but none with --json. An earlier report is
+    /// replaced
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub to: Option<PathBuf>,
+    /// Replace the file, whatever it is
+    #[arg(long)]
+    pub overwrite: bool,
+    /// Print all of it as one line of JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `compare`.
+#[derive(Debug, clap::Args)]
+pub struct CompareArgs {
+    /// The --out of a run
+    #[arg(value_parser = path())]
+    pub a: PathBuf,
+    /// The other
+    #[arg(value_parser = path())]
+    pub b: PathBuf,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `launch`.

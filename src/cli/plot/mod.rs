@@ -14,7 +14,8 @@ use super::{picture, print_line, print_lines};
 use crate::figure;
 use crate::observe::stdout_columns;
 use curves::figure_of;
-use run::{RecordedRun, names};
+use run::RecordedRun;
+pub(super) use run::{names, printable};
 
 /// Columns where there is no terminal to fit.
 const COLUMNS: usize = 80;
