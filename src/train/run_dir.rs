@@ -8,10 +8,12 @@
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::params_file;
+use super::{Error, Stop, params_file};
 use crate::checkpoint::CheckpointDir;
 use crate::config::{CheckpointConfig, Config};
 use crate::observe::{Jsonl, Summary, say, unfinished_prefix};
@@ -125,6 +127,41 @@ pub enum RunDirError {
         /// The directory.
         dir: PathBuf,
     },
+}
+
+/// Waits, for at most `patience`, until no other process has locked one of these directories: one
+/// that was killed a moment ago keeps its locks until its memory is freed. Call this before
+/// anything is read there that the other process may still write.
+///
+/// # Errors
+/// If `stop` is requested meanwhile.
+pub(super) fn wait_until_free(
+    dirs: &[&Path],
+    patience: Duration,
+    stop: &Stop,
+) -> Result<(), Error> {
+    let began = Instant::now();
+    let mut has_said = false;
+    for dir in dirs {
+        // What cannot be opened or locked is found when it is claimed.
+        let Ok(lock) = File::open(dir) else { continue };
+        while let Err(TryLockError::WouldBlock) = lock.try_lock() {
+            if began.elapsed() >= patience {
+                return Ok(());
+            }
+            if !std::mem::replace(&mut has_said, true) {
+                say(&format!(
+                    "another process is writing a run into {}; waiting up to {} s until it has \
+                     ended",
+                    dir.display(),
+                    patience.as_secs_f64()
+                ));
+            }
+            stop.check()?;
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+    Ok(())
 }
 
 impl RunDir {
