@@ -487,7 +487,8 @@ fn a_supervisor_that_vanishes_for_good_is_named_and_ends_the_job() {
     world.pass_without_the_second_host(12 * SECOND);
     let reason = world.ended().unwrap();
     assert!(
-        reason.starts_with("the supervisor on host1 has not been heard of for 10 s"),
+        reason
+            .starts_with("the supervisor on host1 (--host-index 1) has not been heard of for 10 s"),
         "{reason}"
     );
     assert_eq!(world.directives(), [start(1), kill(1, &reason)]);
