@@ -234,6 +234,13 @@ impl RunDir {
     pub fn begin(&self) -> Result<(), RunDirError> {
         let failed = |source| RunDirError::Unusable { dir: self.path.clone(), source };
         if self.existing == Existing::Continue {
+            let metrics = self.path.join(Jsonl::FILE);
+            if !metrics.exists() {
+                say(&format!(
+                    "warning: {} is gone: it begins again, without the steps before the checkpoint",
+                    metrics.display()
+                ));
+            }
             return remove_unfinished(&self.path).map_err(failed);
         }
         self.set_aside().map_err(failed)?;
