@@ -5,7 +5,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use hlo::counted;
 use serde::Serialize;
 
 use super::{
@@ -171,8 +170,10 @@ impl WholeLines {
         }
         let num_damaged = kept.iter().filter(|line| step_of(line).is_none()).count();
         if num_damaged > 0 {
-            let (path, damaged) = (path.display(), counted(num_damaged, "line"));
-            say(&format!("warning: {path} has {damaged} that cannot be read, and is damaged"));
+            say(&format!(
+                "warning: {} is damaged: {num_damaged} of its lines cannot be read",
+                path.display()
+            ));
         }
         let len = kept.iter().map(|line| line.len() as u64).sum();
         let last = kept.last().map_or(vec![], |line| line.to_vec());
