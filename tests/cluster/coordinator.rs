@@ -654,7 +654,8 @@ fn oversized_and_replayed_messages_are_refused() {
     let why = &refused()[0];
     assert!(why.contains("was used") || why.contains("sent before"), "{why}");
     thread::sleep(Duration::from_millis(100));
-    assert!(matches!(session.try_get(b"once"), Err(Error::KeyNotSet(_))), "not put again");
+    let found = session.try_get(b"once");
+    assert!(matches!(found, Err(Error::KeyNotSet(_))), "not put again: {found:?}");
 
     // A frame that announces more than the coordinator reads, from a stranger.
     let mut stream = TcpStream::connect(cluster.address).unwrap();
