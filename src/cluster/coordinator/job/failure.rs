@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use super::{JobChange, JobState};
 
+/// Shorter stops are those of a busy machine.
+const SHORTEST: Duration = Duration::from_secs(1);
 /// Stops of the coordinator's process that are closer together are one.
 const STUTTER: Duration = Duration::from_secs(2);
 
@@ -35,6 +37,9 @@ impl JobState {
     /// The process of the coordinator was stopped for `gap`, which `now` does not count. What the
     /// others do about that is not their fault.
     pub fn was_stopped(&mut self, now: Duration, gap: Duration) {
+        if gap < SHORTEST {
+            return;
+        }
         let before = self.stopped.filter(|(then, _)| now.saturating_sub(*then) < STUTTER);
         let gap = gap + before.map_or(Duration::ZERO, |(_, gap)| gap);
         self.stopped = Some((now, gap));
