@@ -130,6 +130,7 @@ fn join_all(num_workers: usize, address: SocketAddr) -> Result<Vec<Session>, Box
                 data_address: format!("10.0.0.1:{process_index}"),
                 program: vec![("binary".to_owned(), "0123456789abcdef".to_owned())],
                 deadline: Duration::from_secs(120),
+                missing: Arc::default(),
             };
             thread::Builder::new().stack_size(64 << 10).spawn(move || Session::join(options))
         })

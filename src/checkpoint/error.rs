@@ -50,7 +50,10 @@ pub enum Error {
         newest: u32,
     },
     /// Its contents are not those that were written.
-    #[error("the checkpoint {path} is damaged: {reason}; remove it to use an earlier one")]
+    #[error(
+        "the checkpoint {path} is damaged: {reason}; remove it to use an earlier one, or set \
+         checkpoint.on_damaged = \"previous\""
+    )]
     Damaged {
         /// The directory.
         path: Location,

@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::place::{self, Fault, OwnPlace, Weight};
+use crate::checkpoint;
 use crate::cluster::environment::Environment;
 use crate::cluster::{Cause, Etcd, Member, MemberOptions, TlsFiles};
 use crate::config::{Backend, Config, StoreUrl};
@@ -102,7 +103,12 @@ pub fn leave(member: Member, trained: &Result<Outcome, Error>) {
         Error::Pjrt(_) | Error::Cluster(_) | Error::Member(_) => {
             (Cause::PeerLost, failure.to_string())
         }
-        Error::StoppedBeforeStart => (Cause::Final, failure.to_string()),
+        // Another attempt would end in the same way.
+        Error::StoppedBeforeStart
+        | Error::NotResumed { .. }
+        | Error::Checkpoint(checkpoint::Error::Damaged { .. }) => {
+            (Cause::Final, failure.to_string())
+        }
         _ => (Cause::Own, failure.to_string()),
     };
     member.fail(cause, &reason);
@@ -114,6 +120,13 @@ pub fn etcd(store: &StoreUrl) -> Result<Option<Etcd>> {
         StoreUrl::Builtin => Ok(None),
         StoreUrl::Etcd(endpoints) => Ok(Some(Etcd::new(endpoints, ETCD_DEADLINE)?)),
     }
+}
+
+/// The time within which the supervisor of this process, if it has one, waits for what was left of
+/// a run before.
+pub fn start_within() -> Result<Option<Duration>> {
+    let secs = variable_as::<f64>(variable::START_WITHIN_SECS)?;
+    Ok(secs.and_then(|secs| Duration::try_from_secs_f64(secs).ok()))
 }
 
 fn variable_as<T: FromStr>(name: &str) -> Result<Option<T>> {

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use hlo::counted;
@@ -15,6 +15,9 @@ use super::{Loaded, cluster, print_line, signals};
 use crate::config::Config;
 use crate::observe::{Status, Summary, say};
 use crate::train::{self, Error, Options, Outcome, Resume, Stop, params_file};
+
+/// How long a process that was killed may keep the directories of its run.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     let stop = Stop::default();
@@ -31,7 +34,8 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
         Some(path) => Resume::From(path),
     };
     let member = cluster::join(&loaded.config)?;
-    let mut options = Options { started, out, overwrite, init, resume, stop, member };
+    let patience = cluster::start_within()?.unwrap_or(PATIENCE);
+    let mut options = Options { started, out, overwrite, init, resume, patience, stop, member };
     let trained = train::train(&loaded.job(), &options);
     let is_first = options.member.as_ref().is_none_or(|member| member.process().index == 0);
     if let Some(member) = options.member.take() {

@@ -144,7 +144,8 @@ impl Member {
         let elsewhere = own.as_ref().filter(|own| own.is_elsewhere && is_direct);
         let contact = elsewhere.map_or(contact, |own| own.coordinator.address().to_string());
         let listener = TcpListener::bind((address_on_the_way(&contact, &options, began)?, 0))?;
-        let waiting = Waiting::start(&options, &contact)?;
+        let missing = Arc::<Mutex<String>>::default();
+        let waiting = Waiting::start(&options, &contact, missing.clone())?;
         let session = Session::join(JoinOptions {
             contact: Contact {
                 address: contact.clone(),
@@ -163,6 +164,7 @@ impl Member {
                 elapsed if elapsed < CHECK => options.deadline,
                 elapsed => options.deadline.saturating_sub(elapsed),
             },
+            missing,
         });
         drop(waiting);
         let session =
@@ -410,7 +412,11 @@ fn address_on_the_way(
 struct Waiting(#[expect(dead_code, reason = "the thread ends when it is dropped")] Sender<()>);
 
 impl Waiting {
-    fn start(options: &MemberOptions, contact: &str) -> io::Result<Self> {
+    fn start(
+        options: &MemberOptions,
+        contact: &str,
+        missing: Arc<Mutex<String>>,
+    ) -> io::Result<Self> {
         let (sender, receiver) = mpsc::channel::<()>();
         let (say, num_processes) = (options.say, options.process.num_processes);
         let (contact, deadline) = (contact.to_owned(), options.deadline.as_secs());
@@ -419,9 +425,11 @@ impl Waiting {
             while receiver.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
                 waited += wait;
                 wait = REMINDER;
+                let missing = missing.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let missing = if missing.is_empty() { missing } else { format!(" ({missing})") };
                 say(&format!(
                     "warning: not all {num_processes} processes have joined at {contact} after {} \
-                     s; the limit is {deadline} s",
+                     s{missing}; the limit is {deadline} s",
                     waited.as_secs()
                 ));
             }

@@ -318,6 +318,10 @@ pub(super) struct Register {
     pub first_process: u32,
     #[prost(uint32, tag = "5")]
     pub num_local: u32,
+    /// Of those who ask again in another session, because the answer was lost, all have this
+    /// number.
+    #[prost(uint64, tag = "6")]
+    pub attempt: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

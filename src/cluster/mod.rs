@@ -12,6 +12,7 @@
 //! | [`Watchdog`], [`FlightRecorder`] | who is dead, stuck or slow, and what each did last |
 //! | [`device_order`] | which device runs which replica |
 
+pub mod awake;
 mod codec;
 mod coordinator;
 mod device_order;
@@ -42,7 +43,7 @@ pub use members::{Directive, GenerationEnd, Peer, SlowPeer};
 pub use overseer::Overseer;
 pub use own_host::{Whereabouts, host_name, local_address};
 pub use report::{Phase, PhaseChange, Report, StepTimes, thin};
-pub use secret::{Secret, SecretError};
+pub use secret::{Secret, SecretError, random_bytes};
 pub use session::{
     Cause, Contact, Error, JoinOptions, Session, SupervisorOptions, SupervisorSession,
 };

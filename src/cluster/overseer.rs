@@ -70,6 +70,8 @@ impl Overseer {
         for verdict in &verdicts {
             // Once for each, as long as it stays slow.
             if let Verdict::Slow { who, factor, since_step } = verdict
+                // It may have fallen since it was found to be slow.
+                && *factor >= self.limits.slow_factor
                 && watched.named.insert(who.process_index)
             {
                 slow.push(SlowPeer {
@@ -160,7 +162,7 @@ impl Watcher for Overseer {
                 let generation = end.generation;
                 let place = match end.step {
                     0 => "at its start".to_owned(),
-                    step => format!("in step {step}"),
+                    step => format!("(last reported step: {step})"),
                 };
                 (self.say)(&format!("generation {generation} failed {place}: {}", end.reason));
                 if let Some(watched) = watched {

@@ -134,7 +134,7 @@ impl Secret {
 ///
 /// # Errors
 /// If the system has none.
-pub(super) fn random_bytes() -> io::Result<[u8; NUM_BYTES]> {
+pub fn random_bytes() -> io::Result<[u8; NUM_BYTES]> {
     let mut bytes = [0; NUM_BYTES];
     getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
     Ok(bytes)

@@ -37,6 +37,21 @@ pub struct CheckpointConfig {
     /// Save a checkpoint after each evaluation that is better than all before, and keep it until a
     /// better one. `train.best_metric` says which is better.
     pub keep_best: bool,
+    /// What `--resume` does if the newest checkpoint is damaged: `stop` ends with an error,
+    /// `previous` says so and continues from the newest one that is whole, taking the steps since
+    /// then again. To know, it reads the checkpoint once more.
+    pub on_damaged: OnDamaged,
+}
+
+/// What becomes of a run whose newest checkpoint is damaged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnDamaged {
+    /// It ends with an error.
+    #[default]
+    Stop,
+    /// It continues from the newest one that is whole.
+    Previous,
 }
 
 impl CheckpointConfig {

@@ -61,7 +61,7 @@ pub use address::{HostPort, NotHostPort};
 pub use arrays::{ArraysConfig, ChannelsDim};
 pub use batch::{BatchError, BatchSplit};
 pub use check::CheckConfig;
-pub use checkpoint::{CheckpointConfig, OBJECT_SCHEMES};
+pub use checkpoint::{CheckpointConfig, OBJECT_SCHEMES, OnDamaged};
 pub use cluster::{ClusterConfig, StoreUrl};
 pub use data::{
     Cifar10Config, ClassificationConfig, DataConfig, DigitsConfig, IdxConfig, ImageFolderConfig,

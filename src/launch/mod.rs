@@ -36,6 +36,8 @@ pub mod variable {
     pub const NUM_LOCAL_PROCESSES: &str = "LOCKSTEP_NUM_LOCAL_PROCESSES";
     /// The attempt at the job.
     pub const GENERATION: &str = "LOCKSTEP_GENERATION";
+    /// How long a worker waits for directories that another process has, in seconds.
+    pub const START_WITHIN_SECS: &str = "LOCKSTEP_START_WITHIN_SECS";
     /// The name of the job.
     pub const JOB: &str = "LOCKSTEP_JOB";
     /// What all processes share, as hexadecimal digits.

@@ -14,8 +14,8 @@ use super::worker::{Worker, WorkerCommand, WorkerEnd, describe};
 use super::{LaunchEnd, LaunchError, LaunchOptions, Requests, variable};
 use crate::cluster::{
     self, Contact, Coordinator, CoordinatorOptions, DEAD_AFTER, Directive, Limits, Overseer,
-    Registration, SupervisorOptions, SupervisorSession, host_name, local_address,
-    published_address,
+    Registration, SupervisorOptions, SupervisorSession, awake, host_name, local_address,
+    published_address, random_bytes,
 };
 use crate::observe::say;
 
@@ -77,6 +77,7 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         host: host_name(),
         first_process,
         num_local,
+        attempt: 0,
         deadline: options.start_within,
     };
     let session = match register(&own, requests)? {
@@ -114,11 +115,15 @@ fn register(
     own: &SupervisorOptions,
     requests: &Requests,
 ) -> Result<Option<SupervisorSession>, cluster::Error> {
-    let until = Instant::now() + own.deadline;
+    let until = awake::now() + own.deadline;
     let mut has_said = false;
-    let attempt = SupervisorOptions { deadline: ATTEMPT.min(own.deadline), ..own.clone() };
+    let attempt = SupervisorOptions {
+        attempt: attempt_number()?,
+        deadline: ATTEMPT.min(own.deadline),
+        ..own.clone()
+    };
     while requests.stop.load(Ordering::Relaxed) == 0 {
-        let is_over = Instant::now() >= until;
+        let is_over = awake::now() >= until;
         match SupervisorSession::register(attempt.clone()) {
             Err(cluster::Error::Occupied(text)) if !is_over => {
                 if !std::mem::replace(&mut has_said, true) {
@@ -136,6 +141,13 @@ fn register(
         }
     }
     Ok(None)
+}
+
+/// Marks the tries of this supervisor to register, so that one whose answer was lost does not stand
+/// in the way of the next.
+fn attempt_number() -> Result<u64, cluster::Error> {
+    let random = random_bytes()?;
+    Ok(u64::from_le_bytes(*random.first_chunk().unwrap_or(&[0; 8])))
 }
 
 /// Starts the coordinator on the first host. Returns its address for this host.
@@ -291,15 +303,13 @@ impl Supervisor<'_> {
     /// host's supervisor be started again.
     fn register_again(&mut self, lost: cluster::Error) -> Result<SupervisorSession, LaunchError> {
         let within = self.options.start_within;
-        if self.overseen.is_some() {
-            return Err(lost.into());
-        }
         say(&format!(
             "launch: {lost}; its processes on this host are ended; trying to reach it again for {} \
              s",
             within.as_secs_f64()
         ));
-        let until = Instant::now() + within;
+        let until = awake::now() + within;
+        let attempt = attempt_number()?;
         loop {
             if self.requests.stop.load(Ordering::Relaxed) > 0 {
                 return Err(lost.into());
@@ -313,10 +323,16 @@ impl Supervisor<'_> {
                     self.own.contact.address = address;
                 }
             }
-            let own = SupervisorOptions { deadline: ATTEMPT, ..self.own.clone() };
+            let own = SupervisorOptions { attempt, deadline: ATTEMPT, ..self.own.clone() };
             match SupervisorSession::register(own) {
                 Ok(session) => return Ok(session),
-                Err(error) if Instant::now() >= until => return Err(error.into()),
+                Err(cluster::Error::Unreachable { address, error, .. })
+                    if awake::now() >= until =>
+                {
+                    let secs = within.as_secs();
+                    return Err(cluster::Error::Unreachable { address, secs, error }.into());
+                }
+                Err(error) if awake::now() >= until => return Err(error.into()),
                 // Also if it refuses: it may not have noticed yet that the session before is gone.
                 Err(_) => thread::sleep(POLL),
             }
@@ -342,6 +358,7 @@ impl Supervisor<'_> {
                 (variable::LOCAL_PROCESS_INDEX, (process_index - first).to_string()),
                 (variable::NUM_LOCAL_PROCESSES, self.processes.len().to_string()),
                 (variable::GENERATION, generation.to_string()),
+                (variable::START_WITHIN_SECS, self.options.start_within.as_secs_f64().to_string()),
                 (variable::JOB, self.options.job.clone()),
                 (variable::TOKEN, self.options.secret.hex()),
                 (variable::SUPERVISOR, std::process::id().to_string()),

@@ -153,11 +153,12 @@ impl WholeLines {
     /// Its last line is returned: an evaluation may be added to it.
     fn continued(path: &Path, first_step: u64) -> io::Result<(Self, Vec<u8>)> {
         let text = std::fs::read(path)?;
-        // A line that cannot be read is not one of those steps.
-        let is_kept = |line: &&[u8]| {
+        let step_of = |line: &[u8]| {
             let line: serde_json::Value = serde_json::from_slice(line).unwrap_or_default();
-            line["step"].as_u64().is_none_or(|step| step < first_step)
+            line["step"].as_u64()
         };
+        // A line that cannot be read is not one of those steps.
+        let is_kept = |line: &&[u8]| step_of(line).is_none_or(|step| step < first_step);
         // The beginning of a line that a killed process has left is no line.
         let lines = text.split_inclusive(|byte| *byte == b'\n');
         let kept = lines.take_while(|line| line.ends_with(b"\n") && is_kept(line));
@@ -166,6 +167,13 @@ impl WholeLines {
         if num_lines as u64 != first_step {
             let path = path.display();
             say(&format!("{path} has {num_lines} of {first_step} steps before the checkpoint"));
+        }
+        let num_damaged = kept.iter().filter(|line| step_of(line).is_none()).count();
+        if num_damaged > 0 {
+            say(&format!(
+                "warning: {} is damaged: {num_damaged} of its lines cannot be read",
+                path.display()
+            ));
         }
         let len = kept.iter().map(|line| line.len() as u64).sum();
         let last = kept.last().map_or(vec![], |line| line.to_vec());

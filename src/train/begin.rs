@@ -81,7 +81,15 @@ impl Beginning {
     ) -> Result<(Self, Option<RunDir>), Error> {
         let out = options.out.as_deref();
         let place = checkpoints::place(&config.checkpoint, out);
-        let checkpoint = options.resume.find(place.as_ref())?;
+        if options.overwrite || options.resume != Resume::Never {
+            let kept = place.as_ref().and_then(|place| match place {
+                Location::Path(path) => Some(path.as_path()),
+                Location::Url(_) => None,
+            });
+            let dirs: Vec<&Path> = out.into_iter().chain(kept).collect();
+            run_dir::wait_until_free(&dirs, options.patience, &options.stop)?;
+        }
+        let checkpoint = options.resume.find(place.as_ref(), config.checkpoint.on_damaged)?;
         let is_outside = checkpoints::is_outside(&config.checkpoint);
         let is_its_own = |out| !is_outside || run_dir::may_be_run_of(out, config);
         let continues = checkpoint.as_ref().zip(place.as_ref());

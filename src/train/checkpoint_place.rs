@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use hlo::counted;
+
 use super::Error;
 use super::run_dir::{CONFIG_FILE, MAX_CONFIG};
-use crate::checkpoint::{self, Checkpoint, CheckpointDir, Location, Manifest};
-use crate::config::{CheckpointConfig, read_regular};
+use crate::checkpoint::{self, Checkpoint, CheckpointDir, Location, Manifest, StoredCheckpoint};
+use crate::config::{CheckpointConfig, OnDamaged, read_regular};
 use crate::observe::say;
 
 /// Where the checkpoints are that a path or URL leads to: the `--out` of a run leads to those of
@@ -40,6 +42,42 @@ pub fn newest_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
     let place = checkpoint_place(path);
     warn_of_incomplete(&place)?;
     Ok(CheckpointDir::open(place)?)
+}
+
+/// The newest of a run's own checkpoints, or, if that may be passed over, the newest that is whole.
+///
+/// # Errors
+/// One that cannot be read, or is damaged. If all are, that of the newest.
+pub(super) fn newest_own(
+    place: &Location,
+    on_damaged: OnDamaged,
+) -> Result<Option<Checkpoint>, checkpoint::Error> {
+    warn_of_incomplete(place)?;
+    let all = CheckpointDir::list(place)?;
+    let Some((newest, _)) = all.split_last().filter(|_| on_damaged == OnDamaged::Previous) else {
+        return all.last().map(StoredCheckpoint::open).transpose();
+    };
+    let mut first = None;
+    for stored in all.iter().rev() {
+        let checked = stored.open().and_then(|found| found.verify().map(|()| found));
+        let error = match checked {
+            Ok(found) => {
+                if let Some(error) = first {
+                    say(&format!(
+                        "warning: {error}; checkpoint.on_damaged is \"previous\": the run continues \
+                         from {}, and takes {} again",
+                        stored.location.name(),
+                        counted(newest.step - stored.step, "step")
+                    ));
+                }
+                return Ok(Some(found));
+            }
+            Err(error @ checkpoint::Error::Damaged { .. }) => error,
+            Err(error) => return Err(error),
+        };
+        first.get_or_insert(error);
+    }
+    first.map_or(Ok(None), Err)
 }
 
 /// Warns of checkpoints without a manifest that are newer than the newest one that can be used: it

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use hlo::counted;
 
 use super::checkpoint_writer::CheckpointWriter;
+use super::processes::Processes;
 use super::progress_record::progress_to_json;
 use super::recorder::Recorder;
 use super::{Error, Job, Run, Trainer};
@@ -90,9 +91,28 @@ impl Saver {
         }
     }
 
-    /// `true` if the time for another checkpoint has come.
-    pub fn is_due(&self) -> bool {
-        self.every.is_some_and(|every| self.last.elapsed() >= every)
+    /// `true` if the time for another checkpoint has come after `step` steps. Where several
+    /// processes save, it is skipped while the one before is still being written: they agree on a
+    /// later step for it, and must all save there.
+    pub fn is_due(&mut self, step: u64, recorder: &mut Recorder) -> bool {
+        let is_due = self.every.is_some_and(|every| self.last.elapsed() >= every);
+        let skips = is_due && self.shards.has_others() && self.is_busy();
+        if skips {
+            self.skip(step, recorder);
+        }
+        is_due && !skips
+    }
+
+    fn is_busy(&self) -> bool {
+        self.in_flight.as_ref().is_some_and(|save| !save.is_finished())
+    }
+
+    fn skip(&mut self, step: u64, recorder: &mut Recorder) {
+        self.last = Instant::now();
+        recorder.say(&format!(
+            "the checkpoint after {} is skipped: the one before is still being written",
+            counted(step, "step")
+        ));
     }
 
     /// Copies the state and starts to save it, unless it is saved already. A save that is still in
@@ -100,9 +120,10 @@ impl Saver {
     /// skipped.
     ///
     /// # Errors
-    /// If the state cannot be copied.
+    /// If the state cannot be copied, or another process is lost.
     pub fn save(
         &mut self,
+        processes: Processes<'_>,
         trainer: &Trainer,
         recorder: &mut Recorder,
         must_save: bool,
@@ -111,15 +132,12 @@ impl Saver {
         if self.last_step == Some(step) {
             return Ok(());
         }
-        // All processes save, or none.
-        let must_save = must_save || self.shards.has_others();
-        let is_busy = self.in_flight.as_ref().is_some_and(|save| !save.is_finished());
-        if is_busy && !must_save && !is_multiple(step, self.keep_every) {
-            self.last = Instant::now();
-            recorder.say(&format!(
-                "the checkpoint after {} is skipped: the one before is still being written",
-                counted(step, "step")
-            ));
+        // All processes save, or none: the first one decides, whose save ends after all others.
+        if !must_save
+            && !is_multiple(step, self.keep_every)
+            && processes.gather("checkpoint/skips", self.is_busy())?.first() == Some(&true)
+        {
+            self.skip(step, recorder);
             return Ok(());
         }
         let begun = Instant::now();

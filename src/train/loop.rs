@@ -192,8 +192,11 @@ impl<'a> Loop<'a> {
         if num_steps >= self.due_steps.total_steps() {
             return Ok(Agreed::default());
         }
-        let agreed =
-            self.agreement.after(num_steps, self.saver.as_ref().is_some_and(Saver::is_due))?;
+        let is_due = match &mut self.saver {
+            Some(saver) => saver.is_due(num_steps, self.recorder),
+            None => false,
+        };
+        let agreed = self.agreement.after(num_steps, is_due)?;
         if agreed.must_save && self.saver.is_none() {
             self.recorder.say("nothing is saved: there is no --out, or checkpoint.keep is 0");
         }
@@ -292,7 +295,7 @@ impl<'a> Loop<'a> {
     fn save(&mut self, must_save: bool) -> Result<(), Error> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         self.processes.phase(Phase::Checkpoint, self.trainer.steps_taken());
-        saver.save(self.trainer, self.recorder, must_save)?;
+        saver.save(self.processes, self.trainer, self.recorder, must_save)?;
         self.start_step_clock();
         Ok(())
     }

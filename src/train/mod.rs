@@ -37,7 +37,7 @@ mod stop;
 mod trainer;
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hlo::{LeafSpec, Tree, counted};
 use models::Model;
@@ -97,6 +97,9 @@ pub struct Options {
     pub init: Option<PathBuf>,
     /// Whether the run continues another one, or itself.
     pub resume: Resume,
+    /// How long a run that continues or replaces another waits for a process that has its
+    /// directories: one that was killed keeps them for a moment.
+    pub patience: Duration,
     /// Ends the run from outside.
     pub stop: Stop,
     /// This process as one of those that run the job together; `None` if it is the only one.
@@ -111,6 +114,7 @@ impl Default for Options {
             overwrite: false,
             init: None,
             resume: Resume::Never,
+            patience: Duration::ZERO,
             stop: Stop::default(),
             member: None,
         }

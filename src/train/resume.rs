@@ -6,14 +6,12 @@ use std::path::PathBuf;
 use hlo::{LeafSpec, Tree, counted};
 use toml::{Table, Value};
 
-use super::checkpoint_place::{newest_checkpoint, warn_of_incomplete};
+use super::checkpoint_place::{newest_checkpoint, newest_own};
 use super::checkpoints::position;
 use super::data_record::DataChange;
 use super::{Error, Run, Trainer};
-use crate::checkpoint::{
-    self, Checkpoint, CheckpointDir, DataRecord, Location, RunRecord, SplitRecord,
-};
-use crate::config::{Length, OnResume, RunLength, on_resume};
+use crate::checkpoint::{self, Checkpoint, DataRecord, Location, RunRecord, SplitRecord};
+use crate::config::{Length, OnDamaged, OnResume, RunLength, on_resume};
 
 /// Where a run begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,15 +31,15 @@ impl Resume {
     ///
     /// # Errors
     /// A checkpoint that cannot be read; the newest one is never passed over without a word.
-    pub(super) fn find(&self, dir: Option<&Location>) -> Result<Option<Checkpoint>, Error> {
+    pub(super) fn find(
+        &self,
+        dir: Option<&Location>,
+        on_damaged: OnDamaged,
+    ) -> Result<Option<Checkpoint>, Error> {
         match (self, dir) {
             (Self::Never, _) => Ok(None),
             (Self::Newest, None) => Err(Error::NothingToResume),
-            (Self::Newest, Some(dir)) => {
-                warn_of_incomplete(dir)?;
-                let newest = CheckpointDir::list(dir)?.pop();
-                Ok(newest.map(|newest| newest.open()).transpose()?)
-            }
+            (Self::Newest, Some(dir)) => Ok(newest_own(dir, on_damaged)?),
             (Self::From(path), _) => newest_checkpoint(path).map(Some),
         }
     }

@@ -8,10 +8,12 @@
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::params_file;
+use super::{Error, Stop, params_file};
 use crate::checkpoint::CheckpointDir;
 use crate::config::{CheckpointConfig, Config};
 use crate::observe::{Jsonl, Summary, say, unfinished_prefix};
@@ -127,6 +129,41 @@ pub enum RunDirError {
     },
 }
 
+/// Waits, for at most `patience`, until no other process has locked one of these directories: one
+/// that was killed a moment ago keeps its locks until its memory is freed. Call this before
+/// anything is read there that the other process may still write.
+///
+/// # Errors
+/// If `stop` is requested meanwhile.
+pub(super) fn wait_until_free(
+    dirs: &[&Path],
+    patience: Duration,
+    stop: &Stop,
+) -> Result<(), Error> {
+    let began = Instant::now();
+    let mut has_said = false;
+    for dir in dirs {
+        // What cannot be opened or locked is found when it is claimed.
+        let Ok(lock) = File::open(dir) else { continue };
+        while let Err(TryLockError::WouldBlock) = lock.try_lock() {
+            if began.elapsed() >= patience {
+                return Ok(());
+            }
+            if !std::mem::replace(&mut has_said, true) {
+                say(&format!(
+                    "another process is writing a run into {}; waiting up to {} s until it has \
+                     ended",
+                    dir.display(),
+                    patience.as_secs_f64()
+                ));
+            }
+            stop.check()?;
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+    Ok(())
+}
+
 impl RunDir {
     /// Creates the directory if needed, and checks that a run can be written into it, without
     /// changing its contents. Call this before anything that takes time: a run that cannot write
@@ -197,6 +234,13 @@ impl RunDir {
     pub fn begin(&self) -> Result<(), RunDirError> {
         let failed = |source| RunDirError::Unusable { dir: self.path.clone(), source };
         if self.existing == Existing::Continue {
+            let metrics = self.path.join(Jsonl::FILE);
+            if !metrics.exists() {
+                say(&format!(
+                    "warning: {} is gone: it begins again, without the steps before the checkpoint",
+                    metrics.display()
+                ));
+            }
             return remove_unfinished(&self.path).map_err(failed);
         }
         self.set_aside().map_err(failed)?;

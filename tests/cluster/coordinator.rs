@@ -85,6 +85,7 @@ impl Cluster {
             data_address: format!("127.0.0.1:{process_index}"),
             program: vec![("binary".to_owned(), "b".to_owned())],
             deadline: 10 * SECOND,
+            missing: Arc::default(),
         }
     }
 
@@ -99,17 +100,21 @@ impl Cluster {
     }
 
     fn supervise(&self, host_index: usize, num_hosts: usize) -> SupervisorSession {
+        SupervisorSession::register(self.supervisor(host_index, num_hosts)).unwrap()
+    }
+
+    fn supervisor(&self, host_index: usize, num_hosts: usize) -> SupervisorOptions {
         let num_local = self.num_processes / num_hosts;
-        SupervisorSession::register(SupervisorOptions {
+        SupervisorOptions {
             contact: self.contact(),
             host_index,
             num_hosts,
             host: format!("host{host_index}"),
             first_process: host_index * num_local,
             num_local,
+            attempt: host_index as u64,
             deadline: 5 * SECOND,
-        })
-        .unwrap()
+        }
     }
 }
 
@@ -513,6 +518,49 @@ fn supervisors_restart_what_failed() {
     }
 }
 
+/// Passes connections on. On the first one, the answers to all but the first two requests are lost.
+fn relay(to: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for (number, client) in listener.incoming().enumerate() {
+            let (client, server) = (client.unwrap(), TcpStream::connect(to).unwrap());
+            let halves = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            thread::spawn(move || std::io::copy(&mut &halves.0, &mut &halves.1));
+            thread::spawn(move || {
+                // Frames of HTTP/2: three bytes of length, type, flags, stream. Streams of requests
+                // are 1, 3, 5.
+                let mut header = [0; 9];
+                while (&server).read_exact(&mut header).is_ok() {
+                    let length = u32::from_be_bytes([0, header[0], header[1], header[2]]);
+                    let stream = u32::from_be_bytes(*header.last_chunk().unwrap());
+                    let mut frame = vec![0; length as usize];
+                    (&server).read_exact(&mut frame).unwrap();
+                    if number > 0 || stream < 5 {
+                        (&client).write_all(&[&header[..], &frame].concat()).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn a_supervisor_whose_answer_was_lost_asks_again() {
+    let cluster = Cluster::with(1, |options| {
+        options.num_hosts = Some(1);
+        options.dead_after = 20 * SECOND;
+    });
+    let mut options = cluster.supervisor(0, 1);
+    options.contact.address = relay(cluster.address).to_string();
+    options.deadline = 8 * SECOND;
+    let supervisor = SupervisorSession::register(options).unwrap();
+    // The first request has arrived: the generation that it started is not lost.
+    let directive = supervisor.next_directive(10 * SECOND).unwrap();
+    assert!(matches!(directive, Some(Directive::Start { generation: 1 })), "{directive:?}");
+}
+
 #[test]
 fn a_supervisor_that_vanishes_ends_the_job() {
     let cluster = Cluster::with(2, |options| {
@@ -530,7 +578,8 @@ fn a_supervisor_that_vanishes_ends_the_job() {
         }
     }
     let Some(Directive::End { is_success: false, text, .. }) = directives.last() else { panic!() };
-    assert!(text.starts_with("the supervisor on host1 has not been heard of for 1 s"), "{text}");
+    let expected = "the supervisor on host1 (--host-index 1) has not been heard of for 1 s";
+    assert!(text.starts_with(expected), "{text}");
     assert_eq!(directives.len(), 3);
 }
 
@@ -605,7 +654,8 @@ fn oversized_and_replayed_messages_are_refused() {
     let why = &refused()[0];
     assert!(why.contains("was used") || why.contains("sent before"), "{why}");
     thread::sleep(Duration::from_millis(100));
-    assert!(matches!(session.try_get(b"once"), Err(Error::KeyNotSet(_))), "not put again");
+    let found = session.try_get(b"once");
+    assert!(matches!(found, Err(Error::KeyNotSet(_))), "not put again: {found:?}");
 
     // A frame that announces more than the coordinator reads, from a stranger.
     let mut stream = TcpStream::connect(cluster.address).unwrap();

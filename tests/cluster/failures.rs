@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -74,6 +75,139 @@ fn a_killed_stage_is_named_and_the_run_goes_on() {
     }
     none_left(supervisor);
     assert_same_run(&whole, &killed);
+}
+
+/// Longer than any patience. Two runs at the same time, of which one is frozen with all of its
+/// processes: nobody has missed anything.
+#[test]
+fn a_run_goes_on_after_its_supervisor_was_frozen() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let [whole, alone, together] = ["whole", "alone", "together"].map(|name| dir.path().join(name));
+    run(dir.path(), &launch(2, &[], &train(DIGITS, &SETS, &["--out", text(&whole)]))).succeeded();
+
+    let start = |out| {
+        let args = train(DIGITS, &SETS, &["--resume", "--out", text(out)]);
+        let mut running = Running::start(dir.path(), &launch(2, &[], &args));
+        running.until_step(out, 50);
+        running
+    };
+    let runs = [start(&alone), start(&together)];
+    let workers = runs[1].workers().into_iter().map(|(_, pid)| pid);
+    let frozen: Vec<u32> = runs.iter().map(|run| run.child.id()).chain(workers).collect();
+    frozen.iter().for_each(|pid| send("STOP", *pid));
+    thread::sleep(Duration::from_secs(13));
+    frozen.iter().for_each(|pid| send("CONT", *pid));
+    let [alone_ended, together_ended] = runs.map(|run| {
+        let supervisor = run.child.id();
+        let ended = run.end().succeeded();
+        none_left(supervisor);
+        ended.stderr
+    });
+    for said in [&alone_ended, &together_ended] {
+        assert!(said.contains("the coordinator did not run for 13 s"), "{said}");
+    }
+    assert!(alone_ended.contains("generation 2 runs"), "{alone_ended}");
+    assert!(!together_ended.contains("failed"), "{together_ended}");
+    assert_same_run(&whole, &alone);
+    assert_same_run(&whole, &together);
+}
+
+/// A process that was killed keeps its locks until its memory is freed.
+#[test]
+fn a_run_that_is_started_again_at_once_waits_for_the_one_before() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    fs::create_dir(&out).unwrap();
+    let lock = fs::File::open(&out).unwrap();
+    lock.try_lock().unwrap();
+    let args = train(DIGITS, &["train.epochs=1"], &["--resume", "--out", text(&out)]);
+    let mut running = Running::start(dir.path(), &launch(1, &[], &args));
+    running.until("the wait", |run| run.said().contains("waiting up to 300 s until it has ended"));
+    drop(lock);
+    running.end().succeeded();
+}
+
+/// A checkpoint that cannot be read for a moment, and one that is damaged, when a run is to go on.
+#[test]
+fn a_restart_that_fails_is_not_the_end_of_a_run() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let [whole, failing] = ["whole", "failing"].map(|name| dir.path().join(name));
+    let sets = ["train.epochs=60", "checkpoint.every_steps=200", "checkpoint.on_damaged=previous"];
+    run(dir.path(), &launch(2, &[], &train(DIGITS, &sets, &["--out", text(&whole)]))).succeeded();
+
+    let args = train(DIGITS, &sets, &["--resume", "--out", text(&failing)]);
+    let mut running = Running::start(dir.path(), &launch(2, &[], &args));
+    let of_step = |step: u64| failing.join(format!("checkpoints/step_{step:08}"));
+    running.until("a checkpoint", |_| of_step(400).join("manifest.json").exists());
+    // A directory in place of the manifest: reading it fails, as it does on a failing disk.
+    let (manifest, aside) = (of_step(400).join("manifest.json"), of_step(400).join("aside"));
+    fs::rename(&manifest, &aside).unwrap();
+    fs::create_dir(&manifest).unwrap();
+    send("KILL", running.workers()[1].1);
+    running.until("a failed restart", |run| run.said().contains("generation 2 failed"));
+    fs::remove_dir(&manifest).unwrap();
+    fs::rename(&aside, &manifest).unwrap();
+    running.until("another restart", |run| run.said().contains("generation 3 runs"));
+
+    running.until("a checkpoint", |_| of_step(800).join("manifest.json").exists());
+    let shard = of_step(800).join("shard_00000.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    send("KILL", running.workers()[1].1);
+    let said = running.end().succeeded().stderr;
+    for expected in [
+        "step_00000800 is damaged: ",
+        "the run continues from step_00000600, and takes 200 steps again",
+        "resumed after 600 steps from ",
+    ] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    assert_same_run(&whole, &failing);
+}
+
+/// A library that makes `fsync` hang in process 0 as long as a file exists.
+const HANGING_DISK: &str = r#"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <sys/syscall.h>
+int fsync(int file) {
+    const char *index = getenv("LOCKSTEP_PROCESS_INDEX"), *hangs = getenv("HANGS_WHILE");
+    while (index && hangs && !strcmp(index, "0") && !access(hangs, F_OK)) usleep(10000);
+    return syscall(SYS_fsync, file);
+}
+"#;
+
+#[test]
+fn a_disk_that_hangs_costs_checkpoints_and_no_steps() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let [out, source, library, hangs] =
+        ["out", "disk.c", "disk.so", "hangs"].map(|name| dir.path().join(name));
+    fs::write(&source, HANGING_DISK).unwrap();
+    let compiled =
+        Command::new("cc").args(["-shared", "-fPIC", "-o", text(&library), text(&source)]).status();
+    assert!(compiled.expect("Rust's linker is installed").success());
+    let sets = ["train.epochs=4000", "checkpoint.every_steps=30"];
+    let args = launch(2, &[], &train(DIGITS, &sets, &["--out", text(&out)]));
+    let variables = [("LD_PRELOAD", text(&library)), ("HANGS_WHILE", text(&hangs))];
+    let mut running = Running::start_with(dir.path(), &args, &variables);
+    running.until_step(&out, 50);
+    fs::write(&hangs, "").unwrap();
+    running.until("a skipped checkpoint", |run| {
+        run.said().contains("is skipped: the one before is still being written")
+    });
+    let step = last_step(&out).unwrap();
+    running.until_step(&out, step + 200);
+    fs::remove_file(&hangs).unwrap();
+    running.signal("INT");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("failed"), "{}", ended.stderr);
 }
 
 /// The restart is refused, and says what came first.

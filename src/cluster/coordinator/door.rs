@@ -9,6 +9,8 @@ use crate::cluster::messages::{Hello, Sealed, Welcome};
 use crate::cluster::seal::{self, Direction};
 use crate::cluster::secret::{Secret, random_bytes};
 
+/// What is wrong with a request of a session that another coordinator has opened.
+pub const UNKNOWN_SESSION: &str = "its session is not known";
 /// A nonce must be used within this time.
 const NONCE_LIFETIME: Duration = Duration::from_secs(30);
 /// A session is forgotten after it has been silent for this long.
@@ -96,7 +98,7 @@ impl Door {
     /// # Errors
     /// A text for the log: what is wrong with the request.
     pub fn check(&mut self, now: Duration, sealed: &Sealed) -> Result<Arc<Secret>, String> {
-        let open = self.sessions.get_mut(&sealed.session).ok_or("its session is not known")?;
+        let open = self.sessions.get_mut(&sealed.session).ok_or(UNKNOWN_SESSION)?;
         if !seal::is_sealed_with(&open.key, Direction::Request, sealed) {
             return Err("its request is not authentic".to_owned());
         }

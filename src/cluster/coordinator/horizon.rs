@@ -103,7 +103,7 @@ mod tests {
     impl World {
         fn new(num_processes: usize, first_step: u64, stride: u64) -> Self {
             let process = |_| Process {
-                boundaries: Boundaries::new(Duration::from_millis(5)),
+                boundaries: Boundaries::new(Duration::from_millis(5), Duration::from_millis(5)),
                 step: first_step,
                 seen: vec![],
             };

@@ -27,6 +27,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 
 use self::door::Door;
+pub(super) use self::door::UNKNOWN_SESSION;
 pub use self::job::JobChange;
 use self::job::{Failure, FailureKind, JobOptions, JobState};
 use self::service::{CoordinatorService, Shared};

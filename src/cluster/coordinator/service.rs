@@ -23,10 +23,12 @@ use super::job::{Failure, FailureKind, JobState};
 use super::refusals::Refusals;
 use super::store::StoreError;
 use super::{Watcher, horizon};
+use crate::cluster::awake;
 use crate::cluster::codec::ProstCodec;
 use crate::cluster::members::SlowPeer;
 use crate::cluster::messages::{self as wire, Ask, Reply, Why, method};
 use crate::cluster::seal::{self, Direction};
+use crate::cluster::session::NO_ANSWER;
 use crate::cluster::wish::{AgreedWish, Wish};
 
 /// A call waits at most this long; the caller asks again.
@@ -37,7 +39,8 @@ const SIGNS_OF_LIFE: u32 = 4;
 
 /// The coordinator's state, shared by all calls.
 pub struct Shared {
-    began: Instant,
+    /// By the clock that stands still while this process is stopped.
+    began: Duration,
     door: Mutex<Door>,
     refusals: Mutex<Refusals>,
     state: Mutex<State>,
@@ -46,6 +49,8 @@ pub struct Shared {
 
 struct State {
     job: JobState,
+    /// For how long this process was stopped, as the job knows.
+    stopped: Duration,
     /// Who waits for what.
     waiting: HashMap<Topic, Arc<Notify>>,
     is_stopping: bool,
@@ -62,10 +67,15 @@ enum Topic {
 impl Shared {
     pub fn new(job: JobState, door: Door, watcher: Arc<dyn Watcher>) -> Self {
         Self {
-            began: Instant::now(),
+            began: awake::now(),
             door: Mutex::new(door),
             refusals: Mutex::default(),
-            state: Mutex::new(State { job, waiting: HashMap::new(), is_stopping: false }),
+            state: Mutex::new(State {
+                job,
+                stopped: awake::read().1,
+                waiting: HashMap::new(),
+                is_stopping: false,
+            }),
             watcher,
         }
     }
@@ -73,7 +83,14 @@ impl Shared {
     /// Changes the job, wakes the calls that this concerns, and reports changes.
     pub fn with_job<T>(&self, change: impl FnOnce(Duration, &mut JobState) -> T) -> T {
         let mut state = self.lock();
-        let result = change(self.now(), &mut state.job);
+        let (now, stopped) = awake::read();
+        let now = now.saturating_sub(self.began);
+        let gap = stopped.saturating_sub(state.stopped);
+        if !gap.is_zero() {
+            state.stopped = stopped;
+            state.job.was_stopped(now, gap);
+        }
+        let result = change(now, &mut state.job);
         let changes = state.job.take_changes();
         if !changes.is_empty() {
             state.waiting.drain().for_each(|(_, notify)| notify.notify_waiters());
@@ -106,7 +123,7 @@ impl Shared {
     }
 
     fn now(&self) -> Duration {
-        self.began.elapsed()
+        awake::now().saturating_sub(self.began)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -251,15 +268,20 @@ impl Shared {
                     let kind = match failed.is_peer_lost {
                         true => FailureKind::PeerLost,
                         false if failed.is_final => FailureKind::Final,
-                        // What is wrong before the first step is wrong the next time too.
-                        false if job.membership.step() == 0 => FailureKind::Final,
+                        // What is wrong before the first step of a job is wrong the next time too.
+                        false if !job.has_trained() => FailureKind::Final,
                         false => FailureKind::FirstHand,
                     };
                     let reason = match failed.is_peer_lost {
                         true => format!("{} ({name} says so)", failed.reason),
                         false => format!("{name}: {}", failed.reason),
                     };
-                    job.fail(now, Failure { processes: vec![process_index], reason, kind });
+                    let is_deaf = failed.is_peer_lost || reason.contains(NO_ANSWER);
+                    let mut failure = Failure { processes: vec![process_index], reason, kind };
+                    if is_deaf {
+                        failure = job.explain(now, failure);
+                    }
+                    job.fail(now, failure);
                 });
                 done
             }

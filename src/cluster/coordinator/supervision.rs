@@ -16,6 +16,8 @@ pub struct Supervision {
 #[derive(Debug)]
 pub struct Supervisor {
     pub session: u64,
+    /// Equal in all sessions in which it has asked to register, until it had an answer.
+    attempt: u64,
     pub host: String,
     pub first_process: usize,
     pub last_seen: Duration,
@@ -33,7 +35,7 @@ impl Supervisor {
     /// The supervisor of `num_local` processes from `first_process` on, none of which runs.
     /// Directives from `first_directive` on concern it.
     pub fn new(
-        session: u64,
+        (session, attempt): (u64, u64),
         host: String,
         (first_process, num_local): (usize, usize),
         first_directive: usize,
@@ -42,6 +44,7 @@ impl Supervisor {
         let has_ended = vec![true; num_local];
         Self {
             session,
+            attempt,
             host,
             first_process,
             last_seen: now,
@@ -90,10 +93,12 @@ impl Supervision {
                  the same number of processes"
             ));
         }
-        for (index, other) in self.hosts.iter().enumerate() {
+        for (index, other) in self.hosts.iter_mut().enumerate() {
             let Some(other) = other else { continue };
             if index == host_index {
-                if other.session == supervisor.session {
+                if other.attempt == supervisor.attempt && !other.is_lost {
+                    // Its answer was lost with the session.
+                    other.session = supervisor.session;
                     return Ok(());
                 }
                 if other.is_lost {
@@ -200,10 +205,13 @@ impl Supervision {
         dead_after: Duration,
     ) -> Vec<(String, Vec<usize>)> {
         let mut silent = Vec::new();
-        for host in self.hosts.iter_mut().flatten() {
+        for (index, host) in self.hosts.iter_mut().enumerate() {
+            let Some(host) = host else { continue };
             if !host.is_lost && now.saturating_sub(host.last_seen) > dead_after {
                 host.is_lost = true;
-                silent.push((host.host.clone(), host.processes().collect()));
+                // Several hosts may have one name.
+                let name = format!("{} (--host-index {index})", host.host);
+                silent.push((name, host.processes().collect()));
             }
         }
         silent
@@ -228,13 +236,6 @@ impl Supervision {
         self.registered().all(|host| host.is_lost || knows(host))
     }
 
-    /// The clock stood still for `gap`: nobody was silent during it.
-    pub fn excuse(&mut self, gap: Duration) {
-        for host in self.hosts.iter_mut().flatten() {
-            host.last_seen += gap;
-        }
-    }
-
     fn registered(&self) -> impl Iterator<Item = &Supervisor> {
         self.hosts.iter().flatten()
     }
@@ -246,7 +247,8 @@ mod tests {
 
     fn supervisor(session: u64, first_process: usize, num_local: usize) -> Supervisor {
         let host = format!("host{session}");
-        Supervisor::new(session, host, (first_process, num_local), 0, Duration::ZERO)
+        let who = (session, session);
+        Supervisor::new(who, host, (first_process, num_local), 0, Duration::ZERO)
     }
 
     #[test]
@@ -255,6 +257,9 @@ mod tests {
         assert_eq!(hosts.missing(), "missing: host 0, 1; registered: none");
         hosts.register(1, 2, 4, supervisor(1, 2, 2)).unwrap();
         hosts.register(1, 2, 4, supervisor(1, 2, 2)).unwrap();
+        // Its answer was lost, and it asks again in another session.
+        hosts.register(1, 2, 4, Supervisor { session: 9, ..supervisor(1, 2, 2) }).unwrap();
+        assert_eq!(hosts.first_directive(9), Some(0));
         assert_eq!(hosts.missing(), "missing: host 0; registered: host1");
         for (index, num_hosts, other, expected) in [
             (0, 3, supervisor(2, 0, 2), "is number 0 of 3, but the job has 2 hosts"),
@@ -285,7 +290,7 @@ mod tests {
         let second = Duration::from_secs(1);
         hosts.seen(1, 9 * second);
         let silent = hosts.take_silent(11 * second, 10 * second);
-        assert_eq!(silent, [("host0".to_owned(), vec![0])]);
+        assert_eq!(silent, [("host0 (--host-index 0)".to_owned(), vec![0])]);
         assert_eq!(hosts.take_silent(11 * second, 10 * second), []);
         assert!(hosts.all_ended());
         // It comes back: its process may still run.

@@ -8,6 +8,8 @@ use crate::cluster::wish::AgreedWish;
 
 /// Boundaries that are remembered of the time in which the pace is measured.
 const NUM_SAMPLES: u32 = 32;
+/// The horizon is ahead by this many times the time of an answer.
+const ANSWERS_AHEAD: u32 = 8;
 /// The lead in steps never exceeds this, however fast steps are.
 const MAX_LEAD: u64 = 100_000;
 
@@ -23,12 +25,15 @@ pub struct Boundaries {
     launch: u64,
     /// Some of the boundaries before, of the last `ahead`.
     samples: VecDeque<(Duration, u64)>,
-    /// How far ahead the horizon should be, in time.
+    /// How far ahead the horizon should be, in time, and the limits of that.
     ahead: Duration,
+    min_ahead: Duration,
+    max_ahead: Duration,
 }
 
 impl Boundaries {
-    pub fn new(ahead: Duration) -> Self {
+    /// For a horizon that is ahead by between `min_ahead` and `max_ahead`, as soon as answers come.
+    pub fn new(min_ahead: Duration, max_ahead: Duration) -> Self {
         Self {
             horizon: 0,
             events: Vec::new(),
@@ -36,7 +41,9 @@ impl Boundaries {
             last: None,
             launch: 1,
             samples: VecDeque::new(),
-            ahead,
+            ahead: min_ahead,
+            min_ahead,
+            max_ahead,
         }
     }
 
@@ -81,6 +88,13 @@ impl Boundaries {
         self.horizon = self.horizon.max(horizon);
     }
 
+    /// The last question was answered after this time. Slow answers are asked for earlier, at once;
+    /// later again when several were fast.
+    pub fn answered_after(&mut self, took: Duration) {
+        let ahead = (ANSWERS_AHEAD * took).max(self.ahead - self.ahead / 8);
+        self.ahead = ahead.clamp(self.min_ahead, self.max_ahead);
+    }
+
     /// The horizon that the process should have now: the boundary where it is, the next one, and as
     /// many as it passes in `ahead` at its pace. 0 before the first boundary.
     pub fn wanted(&self) -> u64 {
@@ -114,7 +128,7 @@ mod tests {
 
     #[test]
     fn slow_steps_are_asked_for_one_ahead() {
-        let mut boundaries = Boundaries::new(AHEAD);
+        let mut boundaries = Boundaries::new(AHEAD, AHEAD);
         assert_eq!((boundaries.wanted(), boundaries.ask()), (0, None));
         for step in 0..20 {
             boundaries.arrive(Duration::from_secs(10 * step), step);
@@ -130,7 +144,7 @@ mod tests {
 
     #[test]
     fn fast_steps_are_asked_for_rarely() {
-        let mut boundaries = Boundaries::new(AHEAD);
+        let mut boundaries = Boundaries::new(AHEAD, AHEAD);
         let mut num_asked = 0;
         for step in 0..10_000 {
             boundaries.arrive(Duration::from_millis(step), step);
@@ -148,7 +162,7 @@ mod tests {
     /// Launches are queued without waiting for them, at the start of a run.
     #[test]
     fn queued_launches_are_no_pace() {
-        let mut boundaries = Boundaries::new(AHEAD);
+        let mut boundaries = Boundaries::new(AHEAD, AHEAD);
         for step in 0..3 {
             boundaries.arrive(Duration::from_micros(20 * step), step);
         }
@@ -159,9 +173,30 @@ mod tests {
         assert_eq!(boundaries.wanted(), 4 + 1 + 1);
     }
 
+    /// Steps take 5 ms and then 50 ms: a wish at that moment takes effect two seconds later.
+    #[test]
+    fn a_wish_does_not_wait_for_long_when_steps_become_slower() {
+        let limits = (Duration::from_millis(200), Duration::from_secs(1));
+        let mut boundaries = Boundaries::new(limits.0, limits.1);
+        for step in 0..1000 {
+            boundaries.arrive(Duration::from_millis(5 * step), step);
+            if let Some(wanted) = boundaries.ask() {
+                boundaries.grant(wanted, 0, &[]);
+                boundaries.answered_after(Duration::from_millis(2));
+            }
+        }
+        let num_granted = boundaries.horizon - 999;
+        assert!((20..=42).contains(&num_granted), "{num_granted}");
+        // Answers over a slow network are asked for in time.
+        boundaries.answered_after(Duration::from_millis(100));
+        assert_eq!(boundaries.ahead, Duration::from_millis(800));
+        (0..20).for_each(|_| boundaries.answered_after(Duration::ZERO));
+        assert_eq!(boundaries.ahead, limits.0);
+    }
+
     #[test]
     fn launches_of_several_steps_are_covered() {
-        let mut boundaries = Boundaries::new(AHEAD);
+        let mut boundaries = Boundaries::new(AHEAD, AHEAD);
         for launch in 0..5 {
             boundaries.arrive(Duration::from_secs(100 * launch), 50 * launch);
         }
@@ -170,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_pause_at_one_boundary_is_no_second_arrival() {
-        let mut boundaries = Boundaries::new(AHEAD);
+        let mut boundaries = Boundaries::new(AHEAD, AHEAD);
         boundaries.arrive(Duration::ZERO, 3);
         boundaries.arrive(Duration::from_secs(1), 3);
         assert_eq!(boundaries.wanted(), 5);
@@ -178,7 +213,7 @@ mod tests {
 
     #[test]
     fn answers_may_be_repeated_and_overtake_each_other() {
-        let mut boundaries = Boundaries::new(AHEAD);
+        let mut boundaries = Boundaries::new(AHEAD, AHEAD);
         let save = AgreedWish { step: 2, wish: Wish::Save };
         let stop = AgreedWish { step: 5, wish: Wish::Stop };
         boundaries.grant(9, 0, &[save, stop]);

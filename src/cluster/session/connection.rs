@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prost::Message;
 use tokio::runtime::Runtime;
@@ -15,11 +15,15 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Status};
 
 use super::error::Error;
+use crate::cluster::awake;
 use crate::cluster::codec::ProstCodec;
+use crate::cluster::coordinator::UNKNOWN_SESSION;
 use crate::cluster::messages::{self as wire, Ask, Reply, method};
 use crate::cluster::seal::{self, Direction};
 use crate::cluster::secret::{Secret, random_bytes};
 
+/// How the reason begins why a process ends that hears nothing of the coordinator.
+pub const NO_ANSWER: &str = "no answer from the coordinator";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A single attempt to open a session.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -69,6 +73,7 @@ pub fn runtime() -> io::Result<&'static Runtime> {
             .thread_name("lockstep-session")
             .enable_all()
             .build()
+            .inspect(|runtime| drop(runtime.spawn(awake::keep())))
             .map_err(|error| error.to_string())
     });
     runtime.as_ref().map_err(|error| io::Error::other(error.as_str()))
@@ -77,7 +82,7 @@ pub fn runtime() -> io::Result<&'static Runtime> {
 impl Connection {
     /// Opens a session, trying again until `deadline` while the coordinator does not answer.
     pub async fn open(contact: Contact, deadline: Duration) -> Result<Self, Error> {
-        let began = Instant::now();
+        let began = awake::now();
         let channel = channel(&contact)?;
         let mut pause = FIRST_PAUSE;
         let mut was_refused = false;
@@ -90,7 +95,7 @@ impl Connection {
                 Ok(Err(Greeting::Final(Error::Unauthenticated { .. })))
                     if !std::mem::replace(&mut was_refused, true) => {}
                 Ok(Err(Greeting::Final(error))) => return Err(error),
-                Ok(Err(Greeting::Again(_))) | Err(_) if began.elapsed() + pause < deadline => {
+                Ok(Err(Greeting::Again(_))) | Err(_) if awake::now() - began + pause < deadline => {
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(MAX_PAUSE);
                 }
@@ -138,23 +143,26 @@ impl Connection {
     }
 
     /// Asks until there is an answer. The coordinator may take `wait` for it; after `patience`
-    /// without one, that is an error.
+    /// without one, in which this process could run, that is an error.
     pub async fn insist(
         &self,
         ask: Ask,
         wait: Duration,
         patience: Duration,
     ) -> Result<Reply, Error> {
-        let began = Instant::now();
+        let began = awake::now();
         let mut pause = FIRST_PAUSE;
         loop {
             match self.call(ask.clone(), wait + patience).await {
                 Ok(answer) => return Ok(answer),
+                Err(CallError::Unauthenticated(why)) if why.contains(UNKNOWN_SESSION) => {
+                    return Err(Error::Ended(self.was_forgotten()));
+                }
                 Err(CallError::Unauthenticated(why)) => {
                     let address = self.address().to_owned();
                     return Err(Error::Unauthenticated { address, why });
                 }
-                Err(CallError::Lost(_)) if began.elapsed() + pause < wait + patience => {
+                Err(CallError::Lost(_)) if awake::now() - began + pause < wait + patience => {
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(MAX_PAUSE);
                 }
@@ -165,10 +173,18 @@ impl Connection {
         }
     }
 
+    /// Another coordinator answers, or one that was not asked for very long.
+    pub fn was_forgotten(&self) -> String {
+        format!(
+            "the coordinator at {} does not know this session: it was started again",
+            self.address()
+        )
+    }
+
     /// The coordinator has not answered for this long.
     pub fn silence(&self, silent: Duration, error: &str) -> String {
         format!(
-            "no answer from the coordinator at {} for {} s ({error})",
+            "{NO_ANSWER} at {} for {} s ({error})",
             self.address(),
             silent.as_secs_f64().round()
         )

@@ -13,13 +13,16 @@ use super::boundaries::Boundaries;
 use super::connection::{CallError, Connection, runtime};
 use super::error::Error;
 use super::{lock, result, unexpected};
+use crate::cluster::awake;
 use crate::cluster::members::SlowPeer;
 use crate::cluster::messages::{self as wire, Ask, Reply};
 use crate::cluster::report::Phase;
 use crate::cluster::wish::{AgreedWish, Wish};
 
-/// How far ahead of the steps the horizon is, at most.
+/// How far ahead of the steps the horizon is, at most, and if answers come at once. A wish takes
+/// effect at the end of it, which is later in time if steps have become slower.
 const MAX_AHEAD: Duration = Duration::from_secs(1);
+const MIN_AHEAD: Duration = Duration::from_millis(200);
 /// A call that waits for the end of the generation is repeated after this long.
 const WATCH: Duration = Duration::from_secs(15);
 /// A heartbeat that takes longer is given up, and the next is sent.
@@ -41,7 +44,8 @@ pub struct Life {
     course: Mutex<Course>,
     /// The horizon has grown, or the generation has ended.
     has_moved: Condvar,
-    last_answer: Mutex<Instant>,
+    /// By the clock that stands still while this process is stopped.
+    last_answer: Mutex<Duration>,
     end: watch::Sender<Option<String>>,
     callbacks: Mutex<Vec<Callback>>,
     slow: Mutex<NamedSlow>,
@@ -70,8 +74,8 @@ struct Course {
 impl Life {
     pub fn new(connection: Connection, process_index: usize, joined: &wire::Joined) -> Self {
         let heartbeat = Duration::from_millis(joined.heartbeat_ms.max(1));
-        // A wish takes effect at the end of it.
-        let boundaries = Boundaries::new((2 * heartbeat).min(MAX_AHEAD));
+        let max_ahead = (2 * heartbeat).min(MAX_AHEAD);
+        let boundaries = Boundaries::new(MIN_AHEAD.min(max_ahead), max_ahead);
         Self {
             connection,
             process_index,
@@ -82,7 +86,7 @@ impl Life {
             hurry: Arc::default(),
             course: Mutex::new(Course { boundaries, is_asking: false }),
             has_moved: Condvar::new(),
-            last_answer: Mutex::new(Instant::now()),
+            last_answer: Mutex::new(awake::now()),
             end: watch::Sender::new(None),
             callbacks: Mutex::default(),
             slow: Mutex::default(),
@@ -182,8 +186,11 @@ impl Life {
         runtime.spawn(async move {
             loop {
                 let extend = life.extend();
+                let asked = Instant::now();
                 let answer = life.ask(Ask::Extend(extend), Duration::ZERO).await;
+                let took = asked.elapsed();
                 let Some(mut course) = life.take_grant(answer) else { return };
+                course.boundaries.answered_after(took);
                 if course.boundaries.ask().is_none() {
                     course.is_asking = false;
                     return;
@@ -234,7 +241,7 @@ impl Life {
     }
 
     fn heard(&self) {
-        *lock(&self.last_answer) = Instant::now();
+        *lock(&self.last_answer) = awake::now();
     }
 
     async fn send_heartbeat(&self) {
@@ -256,15 +263,10 @@ impl Life {
                     Err(error) => self.finish(&error.to_string()),
                 }
             }
-            Err(CallError::Unauthenticated(why)) => {
-                let address = self.connection.address();
-                self.finish(&format!(
-                    "the coordinator at {address} does not know this session: {why}"
-                ));
-            }
+            Err(CallError::Unauthenticated(_)) => self.finish(&self.connection.was_forgotten()),
             Err(CallError::Lost(error)) => {
                 self.progress().put_back(taken);
-                let silent = lock(&self.last_answer).elapsed();
+                let silent = awake::now().saturating_sub(*lock(&self.last_answer));
                 if silent >= self.dead_after {
                     self.finish(&self.connection.silence(silent, &error));
                 }

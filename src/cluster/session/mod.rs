@@ -18,12 +18,13 @@ use prost::Message;
 use tokio::task::AbortHandle;
 
 pub use self::connection::Contact;
-pub(super) use self::connection::{describe, runtime, with_sources};
+pub(super) use self::connection::{NO_ANSWER, describe, runtime, with_sources};
 pub use self::error::Error;
 pub use self::supervisor::{SupervisorOptions, SupervisorSession};
 
 use self::connection::Connection;
 use self::life::Life;
+use super::awake;
 use super::etcd::{Etcd, EtcdError, GenerationStore};
 use super::members::{GenerationEnd, Peer, SlowPeer};
 use super::messages::{self as wire, Ask, MAX_REQUEST_BYTES, Named, Reply, Why};
@@ -63,6 +64,8 @@ pub struct JoinOptions {
     pub program: Vec<(String, String)>,
     /// All processes must have joined within this time.
     pub deadline: Duration,
+    /// Set to who is missing, in words, while this process waits.
+    pub missing: Arc<Mutex<String>>,
 }
 
 /// Why a process fails, for [`Session::fail`].
@@ -109,7 +112,7 @@ impl Session {
         let process_index = options.process_index;
         let (connection, joined) = block(async move {
             let deadline = options.deadline;
-            let began = Instant::now();
+            let began = awake::now();
             let connection = Connection::open(options.contact.clone(), deadline).await?;
             let joined = join(&connection, &options, began).await?;
             Ok((connection, joined))
@@ -472,13 +475,14 @@ pub(super) fn can_open(contact: Contact, deadline: Duration) -> Result<(), Error
 async fn join(
     connection: &Connection,
     options: &JoinOptions,
-    began: Instant,
+    began: Duration,
 ) -> Result<wire::Joined, Error> {
     let index = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let named =
         |(name, value): &(String, String)| Named { name: name.clone(), value: value.clone() };
     loop {
-        let wait = options.deadline.saturating_sub(began.elapsed()).min(POLL);
+        let left = options.deadline.saturating_sub(awake::now() - began);
+        let wait = left.min(POLL);
         let ask = Ask::Join(wire::Join {
             generation: options.generation.unwrap_or(0),
             process_index: index(options.process_index),
@@ -490,10 +494,12 @@ async fn join(
             wait_ms: wire::millis(wait),
         });
         // Until the deadline: many join at once.
-        let patience = options.deadline.saturating_sub(began.elapsed()).max(PATIENCE);
+        let patience = left.max(PATIENCE);
         match result(connection.insist(ask, wait, patience).await?)? {
             Reply::Joined(joined) => return Ok(joined),
-            Reply::NotYet(_) if began.elapsed() < options.deadline => {}
+            Reply::NotYet(not_yet) if !left.is_zero() => {
+                *lock(&options.missing) = not_yet.missing;
+            }
             Reply::NotYet(not_yet) => {
                 let secs = options.deadline.as_secs();
                 return Err(Error::NotAllJoined { missing: not_yet.missing, secs });

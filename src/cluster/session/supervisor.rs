@@ -2,17 +2,20 @@
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
 use super::connection::{Connection, Contact, runtime};
 use super::{Error, PATIENCE, POLL, block, lock, result, unexpected};
+use crate::cluster::awake;
 use crate::cluster::members::Directive;
 use crate::cluster::messages::{self as wire, Ask, Reply};
 
 /// Time between two attempts to register.
 const AGAIN: Duration = Duration::from_millis(100);
+/// A coordinator that has opened a session answers within this time, or is asked in another one.
+const ANSWER: Duration = Duration::from_secs(3);
 
 /// Which host this is, and which processes it has.
 #[derive(Clone, Debug)]
@@ -29,6 +32,8 @@ pub struct SupervisorOptions {
     pub first_process: usize,
     /// Number of its processes.
     pub num_local: usize,
+    /// A random number, the same for all tries until one is answered.
+    pub attempt: u64,
     /// The coordinator must answer within this time.
     pub deadline: Duration,
 }
@@ -60,19 +65,30 @@ impl SupervisorSession {
                 host: options.host,
                 first_process: index(options.first_process),
                 num_local: index(options.num_local),
+                attempt: options.attempt,
             });
-            let until = Instant::now() + options.deadline;
+            let until = awake::now() + options.deadline;
             loop {
-                let left = until.saturating_duration_since(Instant::now());
-                let connection = Connection::open(options.contact.clone(), left).await?;
-                match connection.insist(ask.clone(), Duration::ZERO, PATIENCE).await {
+                let left = until.saturating_sub(awake::now());
+                let opened = Connection::open(options.contact.clone(), left).await;
+                let connection = opened.map_err(|error| match error {
+                    Error::Unreachable { address, error, .. } => {
+                        Error::Unreachable { address, secs: options.deadline.as_secs(), error }
+                    }
+                    error => error,
+                })?;
+                match connection.insist(ask.clone(), Duration::ZERO, ANSWER).await {
                     Ok(reply) => {
                         result(reply)?;
                         return Ok(Arc::new(connection));
                     }
                     // The coordinator that has opened the session is gone; another one may have its
                     // place.
-                    Err(_) if Instant::now() < until => tokio::time::sleep(AGAIN).await,
+                    Err(_) if awake::now() < until => tokio::time::sleep(AGAIN).await,
+                    Err(Error::Ended(error)) => {
+                        let (address, secs) = (options.contact.address, options.deadline.as_secs());
+                        return Err(Error::Unreachable { address, secs, error });
+                    }
                     Err(error) => return Err(error),
                 }
             }

@@ -16,6 +16,11 @@
 //!    median and median absolute deviation: in a job of uneven hosts, a host at the end of the
 //!    range is not an alarm.
 //!
+//! Medians do not see a process that pauses in every third step, or in every tenth. So the *sum* of
+//! its own times over sixteen steps is compared with that of the others as well. A single pause
+//! shows in it, so a process is named by it only when nearly all of the last twelve such groups
+//! show it: pauses by chance do not.
+//!
 //! The median of *one* other process does not tell which of the two has changed. So in a job of
 //! two, a process that was once as fast as the other must also be slower than it was then.
 
@@ -33,6 +38,14 @@ const WINDOW: usize = 4;
 const LONG_WINDOW: usize = 24;
 /// So many of them may be an exception.
 const EXCEPTIONS: usize = 4;
+/// Batches of a group, in which sums are compared.
+const GROUP: usize = 4;
+/// Groups that show a process that pauses again and again.
+const GROUPS: usize = 12;
+/// So many of them may be an exception.
+const GROUP_EXCEPTIONS: usize = 1;
+/// The last groups, of which most must show that a process is slow for it to stay named.
+const LAST_GROUPS: usize = 3;
 /// Batches that are kept, for the estimate of noise.
 const HISTORY: usize = 64;
 /// Processes whose batches are pooled for an estimate of noise.
@@ -76,6 +89,9 @@ pub struct SlowTest {
     num_steps: usize,
     /// Complete steps of the current batch: the step, and the own times of all processes.
     batch: Vec<(u64, Vec<f32>)>,
+    /// Batches of the current group, and its first step.
+    num_batches: usize,
+    group_since: u64,
     processes: Vec<Past>,
 }
 
@@ -94,7 +110,13 @@ struct Past {
     levels: VecDeque<f64>,
     /// Own times while it was as fast as the others, in seconds per step.
     balanced: VecDeque<f64>,
+    /// The sum of its own times in the current group.
+    sum: f32,
+    /// Groups, with the sums of own times.
+    groups: VecDeque<Batch>,
     slow: Option<Slowness>,
+    /// `true` if it was named for its sums.
+    is_slow_in_sum: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +136,8 @@ impl SlowTest {
             pending: BTreeMap::new(),
             num_steps: 0,
             batch: vec![],
+            num_batches: 0,
+            group_since: 0,
             processes: vec![Past::default(); num_processes],
         }
     }
@@ -181,6 +205,29 @@ impl SlowTest {
             let value = median(ratios.collect());
             let own = median(steps.iter().map(|(_, owns)| f64::from(owns[index])).collect());
             keep(&mut past.batches, Batch { first_step, value, own }, HISTORY);
+            past.sum += steps.iter().map(|(_, owns)| owns[index]).sum::<f32>();
+        }
+        if self.num_batches == 0 {
+            self.group_since = first_step;
+        }
+        self.num_batches += 1;
+        if self.num_batches == GROUP {
+            self.num_batches = 0;
+            self.close_group();
+        }
+    }
+
+    /// Compares the sums of a group.
+    fn close_group(&mut self) {
+        let mut sorted: Vec<f32> = self.processes.iter().map(|past| past.sum).collect();
+        sorted.sort_by(f32::total_cmp);
+        let negligible = NEGLIGIBLE * (BATCH * GROUP) as f64;
+        for past in &mut self.processes {
+            let sum = std::mem::take(&mut past.sum);
+            let others = median_of_others(&sorted, sum);
+            let value = ((f64::from(sum) + negligible) / (others + negligible)).ln();
+            let own = f64::from(sum) / (BATCH * GROUP) as f64;
+            keep(&mut past.groups, Batch { first_step: self.group_since, value, own }, GROUPS);
         }
     }
 
@@ -190,6 +237,7 @@ impl SlowTest {
             return;
         }
         let levels: Vec<f64> = self.processes.iter().map(Past::level).collect();
+        let sums: Vec<f64> = self.processes.iter().map(|past| past.sum_level(GROUPS)).collect();
         let num_processes = self.processes.len();
         for index in 0..num_processes {
             let level = levels[index];
@@ -198,12 +246,27 @@ impl SlowTest {
                 None if level > self.min_level && self.is_slow(index, &levels) => {
                     Some(past.slowness(level))
                 }
+                None if self.is_slow_in_sum(index, &sums) => {
+                    let since = past.groups.iter().rev().take_while(|group| group.is_slow()).last();
+                    let since_step = since.map_or(0, |group| group.first_step);
+                    Some(Slowness { factor: sums[index].exp(), since_step })
+                }
                 Some(slow) if level > BALANCED.ln() => {
                     Some(Slowness { factor: level.exp(), ..slow })
+                }
+                Some(slow) if past.is_slow_in_sum => {
+                    let factor = past.sum_level(LAST_GROUPS).exp();
+                    (factor > BALANCED).then_some(Slowness { factor, ..slow })
                 }
                 _ => None,
             };
             let past = &mut self.processes[index];
+            let is_in_median = level > self.min_level;
+            past.is_slow_in_sum = match (past.slow, slow) {
+                (None, Some(_)) => !is_in_median,
+                (Some(_), Some(_)) => past.is_slow_in_sum,
+                (_, None) => false,
+            };
             past.slow = slow;
             keep(&mut past.levels, level, HISTORY);
             if num_processes == 2
@@ -213,6 +276,18 @@ impl SlowTest {
                 keep(&mut past.balanced, batch.own, ENOUGH);
             }
         }
+    }
+
+    /// Tests the sums of a process: nearly all groups must show that it is slow.
+    fn is_slow_in_sum(&self, index: usize, sums: &[f64]) -> bool {
+        let past = &self.processes[index];
+        let num_slow = past.groups.iter().filter(|group| group.is_slow()).count();
+        past.groups.len() == GROUPS
+            && num_slow >= GROUPS - GROUP_EXCEPTIONS
+            && sums[index] > self.min_level
+            && (sums.len() < 4 || is_outlier(sums, index))
+            && (sums.len() > 2
+                || past.is_slower_than_before(past.groups.iter().map(|group| group.own).collect()))
     }
 
     /// Tests a process whose level is above the smallest.
@@ -227,6 +302,12 @@ impl SlowTest {
             && (levels.len() > 2 || past.is_slower_than_it_was())
             && (past.is_slow_for_long(self.min_level)
                 || levels[index] > ERRORS * past.error().max(pooled()))
+    }
+}
+
+impl Batch {
+    fn is_slow(&self) -> bool {
+        self.value > BALANCED.ln()
     }
 }
 
@@ -265,8 +346,17 @@ impl Past {
         num_slow >= LONG_WINDOW - EXCEPTIONS && median(recent().collect()) > min_level
     }
 
+    /// The level of its sums in the last groups.
+    fn sum_level(&self, num_groups: usize) -> f64 {
+        median(self.groups.iter().rev().take(num_groups).map(|group| group.value).collect())
+    }
+
     fn is_slower_than_it_was(&self) -> bool {
-        let now = median(self.last().map(|batch| batch.own).collect());
+        self.is_slower_than_before(self.last().map(|batch| batch.own).collect())
+    }
+
+    fn is_slower_than_before(&self, owns: Vec<f64>) -> bool {
+        let now = median(owns);
         let was = median(self.balanced.iter().copied().collect());
         self.balanced.len() < WINDOW || now > BALANCED * was
     }

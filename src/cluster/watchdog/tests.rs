@@ -150,6 +150,35 @@ fn a_process_slowed_by_half_is_named_within_20_steps_and_cleared_later() {
     }
 }
 
+/// A pause in every third step, or in fewer, hides from medians.
+#[test]
+fn a_process_that_pauses_again_and_again_is_named_and_cleared_later() {
+    for num_processes in [2, 3, 4, 8] {
+        for every in [3, 4, 7, 12] {
+            for start in [0, 150] {
+                let mut trace = Trace::new(num_processes, CALM, every);
+                let mut test = SlowTest::new(num_processes, Limits::default().slow_factor);
+                let case = format!("{num_processes} processes, every {every} steps from {start}");
+                let mut named = None;
+                for step in 0..start + 400 {
+                    let mut owns = trace.step();
+                    if (start..start + 300).contains(&step) && step % every == 0 {
+                        owns[1] *= 12.0;
+                    }
+                    report_step(&mut test, step, &owns);
+                    for (index, slowness) in test.slow() {
+                        assert_eq!(index, 1, "{case}");
+                        assert!(slowness.since_step + 16 >= start, "{case}: {slowness:?}");
+                        named.get_or_insert(step - start);
+                    }
+                }
+                assert!(named.is_some_and(|steps| steps <= 230), "{case}: {named:?}");
+                assert_eq!(test.slow().count(), 0, "{case}");
+            }
+        }
+    }
+}
+
 #[test]
 fn in_much_noise_a_slowed_process_is_named_later() {
     for num_processes in [3, 4, 8, 64] {

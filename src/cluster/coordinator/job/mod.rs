@@ -1,8 +1,10 @@
 //! The state of a job: its generations, why they ended, and what the supervisors are to do. Without
-//! IO and without a clock: the time since the start of the coordinator is passed in.
+//! IO and without a clock: the time in which the coordinator could run is passed in.
 //!
 //! A generation starts when all supervisors are there and, after a failure, all processes of the
 //! one before have ended.
+
+mod failure;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -10,6 +12,7 @@ use std::time::Duration;
 use hlo::counted;
 use prost::Message;
 
+pub use self::failure::{Failure, FailureKind};
 use super::horizon::Horizon;
 use super::membership::{Admission, JoinedProcess, Membership};
 use super::store::Store;
@@ -67,7 +70,8 @@ pub struct JobState {
     num_restarts: usize,
     saved_step: Option<u64>,
     has_progressed: bool,
-    last_tick: Option<Duration>,
+    /// When the coordinator went on after it had been stopped, and for how long it was.
+    stopped: Option<(Duration, Duration)>,
     changes: Vec<JobChange>,
 }
 
@@ -99,24 +103,6 @@ enum Stage {
 enum Role {
     Worker { generation: u64, process_index: usize },
     Supervisor,
-}
-
-/// Why a generation failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    pub processes: Vec<usize>,
-    pub reason: String,
-    pub kind: FailureKind,
-}
-
-/// How much a failure explains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailureKind {
-    /// A connection was lost: its other end may know more.
-    PeerLost,
-    FirstHand,
-    /// Starting again does not help.
-    Final,
 }
 
 /// What the owner of the coordinator is told.
@@ -172,7 +158,7 @@ impl JobState {
             num_restarts: 0,
             saved_step: None,
             has_progressed: false,
-            last_tick: None,
+            stopped: None,
             changes: Vec::new(),
             options,
         }
@@ -401,15 +387,6 @@ impl JobState {
 
     /// Time passes.
     pub fn tick(&mut self, now: Duration) {
-        let dead_after = self.options.dead_after;
-        let gap = now.saturating_sub(self.last_tick.replace(now).unwrap_or(now));
-        // This process was stopped, not the others.
-        if gap > dead_after / 2 {
-            self.membership.excuse(gap);
-            if let Some(supervision) = &mut self.supervision {
-                supervision.excuse(gap);
-            }
-        }
         if let Some((failure, _)) = self.tentative.take_if(|(_, until)| *until <= now) {
             self.decide(now, failure);
         }
@@ -586,8 +563,8 @@ impl JobState {
             return Reply::refused(Why::Invalid, "no such processes");
         }
         let first_directive = self.directives.len();
-        let supervisor =
-            Supervisor::new(session, ask.host.clone(), (first, num_local), first_directive, now);
+        let (who, processes) = ((session, ask.attempt), (first, num_local));
+        let supervisor = Supervisor::new(who, ask.host.clone(), processes, first_directive, now);
         let (host_index, num_hosts) = (ask.host_index as usize, ask.num_hosts as usize);
         let num_processes = self.options.num_processes;
         let registered = supervision.register(host_index, num_hosts, num_processes, supervisor);
@@ -619,8 +596,11 @@ impl JobState {
         if ended.generation != self.generation || !supervision.child_ended(session, process_index) {
             return;
         }
-        if let Some(code @ (129 | 130 | 143)) = ended.exit_code {
-            self.signal = code as u32 - 128;
+        // Those that got no signal themselves end as after SIGTERM.
+        match ended.exit_code {
+            Some(code @ (129 | 130)) => self.signal = code as u32 - 128,
+            Some(143) if self.signal == 0 => self.signal = 15,
+            _ => {}
         }
         if matches!(self.stage, Stage::Forming | Stage::Running) {
             let member = self.membership.member(process_index);
@@ -631,16 +611,24 @@ impl JobState {
             if !is_expected {
                 let name = self.membership.describe(process_index);
                 let status = &ended.status;
-                // A process that fails by itself before it has joined would do so again.
                 let is_own_error = ended.exit_code.is_some_and(|code| code != 0);
-                let (reason, kind) = match member.is_none() && is_own_error {
-                    true => (
-                        format!("{name} ended before it joined: {status}; see its message"),
-                        FailureKind::Final,
-                    ),
-                    false => (format!("{name} ended: {status}"), FailureKind::FirstHand),
+                let reason = match member.is_none() && is_own_error {
+                    true => format!("{name} ended before it joined: {status}; see its message"),
+                    false => format!("{name} ended: {status}"),
                 };
-                self.fail(now, Failure { processes: vec![process_index], reason, kind });
+                // A process that fails by itself before it has joined would do so again.
+                let kind = match member.is_none() && is_own_error && !self.has_trained() {
+                    true => FailureKind::Final,
+                    false => FailureKind::FirstHand,
+                };
+                let mut failure = Failure { processes: vec![process_index], reason, kind };
+                if is_own_error && member.is_some() && self.stage == Stage::Forming {
+                    // It has waited in vain, perhaps for one that was stopped.
+                    failure = self.blame_missing(failure);
+                } else if is_own_error {
+                    failure = self.explain(now, failure);
+                }
+                self.fail(now, failure);
                 return;
             }
         }

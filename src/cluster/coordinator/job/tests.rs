@@ -61,6 +61,7 @@ impl World {
             host: format!("host{host}"),
             first_process: (host * num_local) as u32,
             num_local: num_local as u32,
+            attempt: session,
         };
         self.job.register(self.now, session, &ask)
     }
@@ -201,9 +202,10 @@ fn who_is_silent_is_dead_but_not_if_nobody_could_listen() {
     world.join_all();
     world.pass(60 * SECOND, &[]);
     // The coordinator's process was stopped for an hour, then the others go on.
-    world.now += 3600 * SECOND;
+    world.job.was_stopped(world.now, 3600 * SECOND);
     world.job.tick(world.now);
     assert_eq!(world.ended(), None);
+    world.pass(11 * SECOND, &[]);
     world.pass(9 * SECOND, &[1]);
     assert_eq!(world.ended(), None);
     world.pass(3 * SECOND, &[1]);
@@ -314,6 +316,101 @@ fn restarts_without_progress_wait_longer_and_end() {
     assert!(world.job.has_ended());
 }
 
+/// The first generation fails for good: its command would fail again. A run that has trained does
+/// not.
+#[test]
+fn an_error_at_the_start_ends_the_job_unless_it_has_trained() {
+    for has_trained in [false, true] {
+        let mut world = World::supervised(1, 1);
+        if has_trained {
+            world.join_all();
+            world.job.heartbeat(0, &wire::Heartbeat { step: 7, ..Default::default() });
+            world.child_ended(0, false);
+        }
+        let generation = world.job.generation();
+        let exit = |status: &str, exit_code| ChildEnded {
+            generation,
+            process_index: 0,
+            status: status.into(),
+            exit_code,
+        };
+        world.job.child_ended(world.now, 100, &exit("exit code 1", Some(1)));
+        assert_eq!(world.job.has_ended(), !has_trained);
+    }
+}
+
+/// Processes that hear nothing of a coordinator that was stopped are not to blame.
+#[test]
+fn a_stop_of_the_coordinator_explains_what_comes_of_it() {
+    let mut world = World::supervised(2, 1);
+    world.join_all();
+    world.pass(20 * SECOND, &[]);
+    world.job.was_stopped(world.now, 12 * SECOND);
+    let exit = |exit_code| ChildEnded {
+        generation: 1,
+        process_index: 1,
+        status: "exit code 1".into(),
+        exit_code,
+    };
+    world.job.child_ended(world.now, 100, &exit(Some(1)));
+    let Some(Directive::Kill { reason, .. }) = world.directives().pop() else { panic!() };
+    assert_eq!(
+        reason,
+        "the coordinator did not run for 12 s, so that processes missed its answers (process 1 \
+         (host host1, pid 7) ended: exit code 1)"
+    );
+    assert!(
+        world
+            .job
+            .take_changes()
+            .iter()
+            .any(|change| matches!(change, JobChange::Failed(end) if end.processes.is_empty()))
+    );
+}
+
+#[test]
+fn those_who_wait_in_vain_for_a_process_to_join_are_not_to_blame() {
+    let mut world = World::supervised(2, 1);
+    world.join(0);
+    let exit = ChildEnded {
+        generation: 1,
+        process_index: 0,
+        status: "exit code 1".into(),
+        exit_code: Some(1),
+    };
+    world.job.child_ended(world.now, 100, &exit);
+    let Some(Directive::Kill { reason, .. }) = world.directives().pop() else { panic!() };
+    assert!(reason.starts_with("process 1 has not joined; joined: 0 (host host0, "), "{reason}");
+    let blamed = world.job.take_changes().into_iter().find_map(|change| match change {
+        JobChange::Failed(end) => Some(end.processes),
+        _ => None,
+    });
+    assert_eq!(blamed.unwrap(), [1]);
+}
+
+/// Those that got no signal themselves end as after SIGTERM, before or after the one that did.
+#[test]
+fn the_signal_of_one_process_is_that_of_the_job() {
+    for codes in [[130, 143], [143, 130], [143, 143]] {
+        let mut world = World::supervised(2, 1);
+        world.join_all();
+        for process in 0..2 {
+            world.job.leave(world.now, process, "interrupted");
+        }
+        for (process_index, code) in codes.into_iter().enumerate() {
+            let ended = ChildEnded {
+                generation: 1,
+                process_index: process_index as u32,
+                status: format!("exit code {code}"),
+                exit_code: Some(code),
+            };
+            world.job.child_ended(world.now, 100, &ended);
+        }
+        let Some(Directive::End { signal, .. }) = world.directives().pop() else { panic!() };
+        assert_eq!(signal as i32, codes.into_iter().min().unwrap() - 128, "{codes:?}");
+    }
+}
+
 #[test]
 fn contradictions_are_not_started_again() {
     let mut world = World::supervised(2, 2);
@@ -390,7 +487,8 @@ fn a_supervisor_that_vanishes_for_good_is_named_and_ends_the_job() {
     world.pass_without_the_second_host(12 * SECOND);
     let reason = world.ended().unwrap();
     assert!(
-        reason.starts_with("the supervisor on host1 has not been heard of for 10 s"),
+        reason
+            .starts_with("the supervisor on host1 (--host-index 1) has not been heard of for 10 s"),
         "{reason}"
     );
     assert_eq!(world.directives(), [start(1), kill(1, &reason)]);

@@ -1,0 +1,82 @@
+//! Why a generation failed, and what explains it.
+
+use std::time::Duration;
+
+use super::{JobChange, JobState};
+
+/// Shorter stops are those of a busy machine.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// Stops of the coordinator's process that are closer together are one.
+const STUTTER: Duration = Duration::from_secs(2);
+
+/// Why a generation failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub processes: Vec<usize>,
+    pub reason: String,
+    pub kind: FailureKind,
+}
+
+/// How much a failure explains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// A connection was lost: its other end may know more.
+    PeerLost,
+    FirstHand,
+    /// Starting again does not help.
+    Final,
+}
+
+impl JobState {
+    /// `true` once a step has been taken, in this generation or one before: what fails then may
+    /// work the next time.
+    pub fn has_trained(&self) -> bool {
+        self.membership.step() > 0 || self.history.iter().any(|end| end.step > 0)
+    }
+
+    /// The process of the coordinator was stopped for `gap`, which `now` does not count. What the
+    /// others do about that is not their fault.
+    pub fn was_stopped(&mut self, now: Duration, gap: Duration) {
+        if gap < SHORTEST {
+            return;
+        }
+        let before = self.stopped.filter(|(then, _)| now.saturating_sub(*then) < STUTTER);
+        let gap = gap + before.map_or(Duration::ZERO, |(_, gap)| gap);
+        self.stopped = Some((now, gap));
+        if before.is_none() && gap >= self.options.heartbeat {
+            self.changes.push(JobChange::Note(format!(
+                "the coordinator did not run for {:.0} s: its process was stopped, or its host was \
+                 paused or too busy",
+                gap.as_secs_f64()
+            )));
+        }
+    }
+
+    /// The failure of a process that has waited for others to join, if there are such.
+    pub fn blame_missing(&self, failure: Failure) -> Failure {
+        match self.membership.not_joined() {
+            missing if missing.is_empty() => failure,
+            processes => {
+                let reason = format!("{}; {}", self.membership.missing(), failure.reason);
+                Failure { processes, reason, ..failure }
+            }
+        }
+    }
+
+    /// Explains a failure by a stop of the coordinator a moment ago, if there was one: processes
+    /// that hear nothing of it end.
+    pub fn explain(&self, now: Duration, failure: Failure) -> Failure {
+        let dead_after = self.options.dead_after;
+        let was_long = |(then, gap): &(Duration, Duration)| {
+            now.saturating_sub(*then) <= dead_after
+                && *gap + 2 * self.options.heartbeat >= dead_after
+        };
+        let Some((_, gap)) = self.stopped.filter(was_long) else { return failure };
+        let reason = format!(
+            "the coordinator did not run for {:.0} s, so that processes missed its answers ({})",
+            gap.as_secs_f64(),
+            failure.reason
+        );
+        Failure { processes: vec![], reason, kind: FailureKind::FirstHand }
+    }
+}
