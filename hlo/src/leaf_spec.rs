@@ -42,8 +42,11 @@ pub enum OnOtherMesh {
     /// Nothing: its dims do not depend on the mesh.
     #[default]
     Exact,
-    /// Dim 0 counts replicas, and only the sum over them matters: each gets an equal share of it.
+    /// The first dim of a row counts replicas, and only the sum over them matters: each gets an
+    /// equal share of it.
     SumThenSplit,
+    /// It starts as zeros again.
+    Restart,
 }
 
 impl LeafSpec {
@@ -96,9 +99,19 @@ impl LeafSpec {
     /// The same leaf with rows cut as `sharding` says.
     #[must_use]
     pub fn with_row_sharding(self, sharding: &Sharding) -> Self {
+        self.with_row(Self { sharding: sharding.clone(), ..self.row() })
+    }
+
+    /// A leaf whose rows are stacked as those of this one are.
+    #[must_use]
+    pub fn with_row(&self, row: Self) -> Self {
         let stacked = &self.sharding.dims()[..self.num_stacked];
-        let dims = [stacked, sharding.dims()].concat();
-        Self { sharding: Sharding::new(&dims), ..self }
+        Self {
+            dims: [self.stack_sizes(), &row.dims].concat(),
+            sharding: Sharding::new(&[stacked, row.sharding.dims()].concat()),
+            num_stacked: self.num_stacked,
+            ..row
+        }
     }
 
     /// One row of a stacked leaf. The leaf itself if it is not stacked.

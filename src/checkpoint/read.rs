@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use hlo::{Fused, LeafSpec, Literal, OnOtherMesh, Tree, row_specs, rows};
+use hlo::{Fused, LeafSpec, Literal, OnOtherMesh, Tree, row_paths, row_specs, rows};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -133,11 +133,11 @@ impl Checkpoint {
                 spec.global_type()
             )));
         }
-        if let Some(saved) = self.specs.get(path)
-            && spec.on_other_mesh == OnOtherMesh::SumThenSplit
-            && saved.dims != spec.dims
-        {
-            return Ok(shares(&self.leaf(path)?, spec, start, dims));
+        if let Some(saved) = self.on_another_mesh(path, spec) {
+            return match spec.on_other_mesh {
+                OnOtherMesh::SumThenSplit => self.shares((path, spec), &saved, start, dims),
+                _ => Ok(Literal::zeros(spec.dtype, dims)),
+            };
         }
         let regions = regions(&self.specs, &self.rows, (path, spec), start, dims);
         let mut by_leaf = BTreeMap::<_, Vec<_>>::new();
@@ -183,6 +183,7 @@ impl Checkpoint {
             let dims = |spec: &LeafSpec| match spec.on_other_mesh {
                 OnOtherMesh::Exact => spec.dims.clone(),
                 OnOtherMesh::SumThenSplit => spec.dims.get(1..).unwrap_or_default().to_vec(),
+                OnOtherMesh::Restart => vec![],
             };
             let found_dims = dims(&LeafSpec { on_other_mesh: spec.on_other_mesh, ..found.clone() });
             if (found.dtype, found_dims) != (spec.dtype, dims(spec)) {
@@ -252,6 +253,44 @@ impl Checkpoint {
         }
     }
 
+    /// What a row of the leaf was when it was saved, if its dims depend on the mesh and are others
+    /// now.
+    fn on_another_mesh(&self, path: &str, spec: &LeafSpec) -> Option<LeafSpec> {
+        let saved = &self.rows.get(row_paths(path, spec).first()?)?.spec;
+        let differs = spec.on_other_mesh != OnOtherMesh::Exact && saved.dims != spec.row().dims;
+        differs.then(|| saved.clone())
+    }
+
+    /// The rectangle of a leaf that gives each of its replicas an equal share of the sum over those
+    /// of `saved`, a row as it was saved.
+    fn shares(
+        &self,
+        (path, spec): (&str, &LeafSpec),
+        saved: &LeafSpec,
+        start: &[usize],
+        dims: &[usize],
+    ) -> Result<Literal, Error> {
+        // The dim that counts replicas.
+        let at = spec.num_stacked;
+        let num_saved = saved.dims[0];
+        let with = |sizes: &[usize], size| [&sizes[..at], &[size], &sizes[at + 1..]].concat();
+        let as_saved = LeafSpec {
+            dims: with(&spec.dims, num_saved),
+            on_other_mesh: OnOtherMesh::Exact,
+            ..spec.clone()
+        };
+        let all = self.read(path, &as_saved, &with(start, 0), &with(dims, num_saved))?.to_f64();
+        let size: usize = dims[at + 1..].iter().product();
+        let mut shares = vec![];
+        for of_row in all.chunks((num_saved * size).max(1)) {
+            let terms = |i| of_row.iter().skip(i).step_by(size.max(1));
+            let share = |i| terms(i).sum::<f64>() / spec.dims[at] as f64;
+            let of_replica: Vec<f64> = (0..size).map(share).collect();
+            shares.extend(of_replica.repeat(dims[at]));
+        }
+        Ok(Literal::from_f64(spec.dtype, dims, &shares))
+    }
+
     fn missing(&self, path: &str) -> Error {
         self.misfit(format!("it has no leaf `{path}`, which this run needs"))
     }
@@ -259,19 +298,6 @@ impl Checkpoint {
     fn misfit(&self, reason: String) -> Error {
         Error::Misfit { path: self.location.clone(), reason }
     }
-}
-
-/// The rectangle of a leaf that gives each of `spec`'s replicas an equal share of the sum over
-/// those of `saved`.
-fn shares(saved: &Literal, spec: &LeafSpec, start: &[usize], dims: &[usize]) -> Literal {
-    let values = saved.to_f64();
-    let num_shares = spec.dims[0];
-    let size = spec.dims[1..].iter().product::<usize>();
-    let share: Vec<f64> = (0..size)
-        .map(|i| values.iter().skip(i).step_by(size.max(1)).sum::<f64>() / num_shares as f64)
-        .collect();
-    let all = Literal::from_f64(spec.dtype, &spec.dims, &share.repeat(num_shares));
-    all.slice(start, dims)
 }
 
 fn read_whole(source: &dyn CheckpointSource, name: &str) -> io::Result<Vec<u8>> {

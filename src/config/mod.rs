@@ -79,8 +79,8 @@ pub use reference::reference;
 pub use run_length::{RunLength, RunLengthError};
 pub use schedule::{Peak, Scaling, ScheduleConfig, Warmup, WarmupFrom, WarmupKind};
 pub use sections::{
-    AllReduceConfig, AutoOr, CompileConfig, KernelsConfig, OptionValue, ParallelConfig,
-    PipelineOrder, ReduceDType,
+    AllReduceConfig, AutoOr, CompileConfig, Compression, GatherDType, KernelsConfig, OptionValue,
+    ParallelConfig, PipelineOrder, ReduceDType,
 };
 pub use shape::{
     BoundariesFrom, Constant, Decay, DecayFrom, DecayShape, Interpolation, InverseSqrt, Piecewise,
@@ -253,7 +253,7 @@ impl Config {
                 .any(|set| set.strip_prefix(UNSET).unwrap_or(set).trim_start().starts_with("mesh."))
         {
             // Keys that need an axis which the other mesh may lack, or which it excludes.
-            for key in ["zero", "pipeline_chunks", "pipeline_schedule"] {
+            for key in ["zero", "gather_dtype", "pipeline_chunks", "pipeline_schedule"] {
                 parallel.remove(key);
             }
         }
@@ -348,7 +348,8 @@ impl Config {
             errors.extend_from("optimizer", in_dtype);
         }
         if let (Some(parallel), Some(mesh)) = (&parallel, &mesh) {
-            check_zero(parallel, mesh, errors);
+            check_sharded(parallel, mesh, errors);
+            check_compression(parallel, mesh, errors);
             check_scatter_line(parallel, mesh, errors);
             check_pipeline(parallel, mesh, errors);
         }
@@ -492,18 +493,60 @@ fn check_pad_to(train: &TrainConfig, data: &DataConfig, errors: &mut KeyErrors) 
 }
 
 /// A stage of ZeRO without sharded state has no meaning: the run would keep whole copies where
-/// shards were asked for.
-fn check_zero(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
-    if let Some(stage) = parallel.zero
-        && mesh.fsdp == AutoOr::Value(1)
-        && errors.none_of(&["mesh.fsdp", "parallel.zero"])
-    {
+/// shards were asked for. Nor has the dtype of gathers without any.
+fn check_sharded(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
+    let stage = parallel.zero.map(|stage| {
+        ("parallel.zero", format!("stage {stage} shards the state over mesh.fsdp replicas"))
+    });
+    let gathers = parallel.gather_dtype.map(|_| {
+        ("parallel.gather_dtype", "parameters are gathered over mesh.fsdp replicas".to_owned())
+    });
+    for (key, wanted) in stage.into_iter().chain(gathers) {
+        if mesh.fsdp == AutoOr::Value(1) && errors.none_of(&["mesh.fsdp", key]) {
+            let problem = format!(
+                "{wanted}, but mesh.fsdp = 1; set mesh.fsdp to 2 or more or to \"auto\", or leave \
+                 out {key} (--unset {key})"
+            );
+            errors.push(KeyError::new(key, Problem::Inconsistent(problem)));
+        }
+    }
+}
+
+/// Keys of compression belong to one kind of it. It works on sums over `data` in full precision.
+fn check_compression(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
+    let mut complain = |key: &str, others: &[&str], problem: String| {
+        if errors.none_of(&[&[key], others].concat()) {
+            errors.push(KeyError::new(key, Problem::Inconsistent(problem)));
+        }
+    };
+    let of_kinds = [
+        ("parallel.top_k_block", parallel.top_k_block != AutoOr::Auto, Compression::TopK),
+        ("parallel.power_sgd_rank", parallel.power_sgd_rank.is_some(), Compression::PowerSgd),
+    ];
+    for (key, is_set, kind) in of_kinds {
+        if is_set && parallel.compression != Some(kind) {
+            let problem = format!(
+                "only parallel.compression = \"{kind}\" reads it; set that, or leave out {key} \
+                 (--unset {key})"
+            );
+            complain(key, &["parallel.compression"], problem);
+        }
+    }
+    let Some(kind) = parallel.compression else { return };
+    if parallel.reduce_dtype.is_some() {
         let problem = format!(
-            "stage {stage} shards the state over mesh.fsdp replicas, but mesh.fsdp = 1; set \
-             mesh.fsdp to 2 or more or to \"auto\", or leave out parallel.zero (--unset \
-             parallel.zero)"
+            "parallel.compression = \"{kind}\" says what is sent of gradients; leave out one of \
+             the two (--unset parallel.reduce_dtype)"
         );
-        errors.push(KeyError::new("parallel.zero", Problem::Inconsistent(problem)));
+        complain("parallel.reduce_dtype", &["parallel.compression"], problem);
+    }
+    let others = [mesh.tensor, mesh.pipeline].into_iter().flatten().any(|size| size > 1);
+    let is_other = others || matches!(mesh.fsdp, AutoOr::Value(size) if size > 1);
+    if mesh.data == AutoOr::Value(1) && is_other {
+        let problem = "only sums over mesh.data are compressed, and mesh.data = 1: nothing would be \
+                       saved; set mesh.data to 2 or more, or leave out parallel.compression \
+                       (--unset parallel.compression)";
+        complain("parallel.compression", &["mesh.data"], problem.to_owned());
     }
 }
 

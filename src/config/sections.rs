@@ -80,6 +80,29 @@ pub struct ParallelConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("absent" = "the gradient's own"))]
     pub reduce_dtype: Option<ReduceDType>,
+    /// The dtype in which parameters are sent where training gathers them over `fsdp`, if not that
+    /// of the computation: `"int8"` rounds blocks of 128 elements with a scale. A quarter of the
+    /// bytes of f32, half of those of bf16. Training then computes the loss of rounded parameters,
+    /// and its gradients update exact ones; evaluation uses those. Only if `mesh.fsdp` is more than
+    /// 1 or `"auto"`. See [Communication](communication.md#fewer-bytes).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("absent" = "that of the computation"))]
+    pub gather_dtype: Option<GatherDType>,
+    /// What replicas send of their gradients over `mesh.data`; they send the rest with later ones.
+    /// `"top_k"`: the largest element of each block. `"power_sgd"`: the product of two thin
+    /// matrices. Gradients of fewer than 1024 elements are sent in full. Another algorithm than
+    /// training with all of the gradients. See [Communication](communication.md#fewer-bytes).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("absent" = "all of them"))]
+    pub compression: Option<Compression>,
+    /// Elements of a block of `compression = "top_k"`. `"auto"` is the smallest power of 2 with
+    /// which replicas receive less than a tenth of the bytes of a sum in f32: 32 for 4 replicas.
+    #[schemars(range(min = 2, max = MAX_BLOCK), extend("unit" = "elements"))]
+    pub top_k_block: AutoOr<usize>,
+    /// Rank of the matrices of `compression = "power_sgd"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = MAX_RANK), extend("absent" = "2"))]
+    pub power_sgd_rank: Option<usize>,
     /// Replicas of a line of the torus, a divisor of `mesh.fsdp`: each gradient is scattered in two
     /// collectives, across the lines and then along them. 0 and 1 scatter it in one. `"auto"` is
     /// one in `train`; `lockstep compile` compares both for TPU v5e, and says which to set. With
@@ -119,12 +142,55 @@ pub struct ParallelConfig {
 pub enum ReduceDType {
     /// 16 bits, 8 of them a fraction.
     Bf16,
+    /// 8 bits, with a scale for each block.
+    Int8,
 }
+
+/// The dtype of parameters between replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum GatherDType {
+    /// 8 bits, with a scale for each block.
+    Int8,
+}
+
+impl From<GatherDType> for DType {
+    fn from(dtype: GatherDType) -> Self {
+        match dtype {
+            GatherDType::Int8 => Self::I8,
+        }
+    }
+}
+
+/// What replicas send of their gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Compression {
+    /// The largest elements.
+    TopK,
+    /// A projection on a few dims.
+    PowerSgd,
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TopK => "top_k",
+            Self::PowerSgd => "power_sgd",
+        })
+    }
+}
+
+/// The largest block that sends one element: a millionth of a gradient.
+pub(super) const MAX_BLOCK: i64 = 1 << 20;
+/// The largest rank of a compressed gradient. Each column is orthogonalised on the ones before it.
+pub(super) const MAX_RANK: i64 = 64;
 
 impl From<ReduceDType> for DType {
     fn from(dtype: ReduceDType) -> Self {
         match dtype {
             ReduceDType::Bf16 => Self::Bf16,
+            ReduceDType::Int8 => Self::I8,
         }
     }
 }

@@ -15,6 +15,7 @@ use hlo::{Axis, AxisSet, DType, Sharding, Tensor};
 
 use super::ParallelPlan;
 use super::narrow::narrow_scatter;
+use super::quantized::quantized_gather;
 
 /// When the shards of a parameter over `fsdp` are gathered: the stages of ZeRO, by which tensors a
 /// step holds whole. Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory optimizations toward
@@ -106,12 +107,12 @@ impl ParallelPlan {
         dtypes: UseDTypes,
     ) -> Option<Tensor<'g>> {
         let is_wanted = match self.gather_at {
-            GatherAt::Step => dtypes.rounded_to != in_state.dtype(),
+            GatherAt::Step => self.gather_dtype.is_some() || dtypes.rounded_to != in_state.dtype(),
             GatherAt::Microbatch => true,
             GatherAt::Use => false,
         };
         let shard = || in_state.stop_gradient().vary(axes).convert(dtypes.rounded_to);
-        (is_wanted && is_cut(sharding)).then(|| gather(shard(), sharding))
+        (is_wanted && is_cut(sharding)).then(|| self.gather_rounded(shard(), sharding))
     }
 
     /// The tensor of a microbatch, from that of the step.
@@ -151,13 +152,24 @@ impl ParallelPlan {
         in_microbatch.tracer().custom_vjp_recomputed(
             &[in_microbatch],
             |shard| {
-                let whole = gather(shard[0].convert(dtypes.rounded_to), sharding);
+                let whole = self.gather_rounded(shard[0].convert(dtypes.rounded_to), sharding);
                 vec![whole.convert(dtypes.used_in)]
             },
             |shard, _, gradient| {
                 vec![self.scatter(gradient[0].convert(shard[0].dtype()), sharding)]
             },
         )[0]
+    }
+
+    /// The tensor with its dims over `fsdp` whole, as layers use it. Its gradient goes straight to
+    /// the shards, whatever was rounded.
+    #[track_caller]
+    fn gather_rounded<'g>(&self, shard: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
+        match self.gather_dtype {
+            None => gather(shard, sharding),
+            Some(_) => fsdp_dims(sharding)
+                .fold(shard, |x, dim| quantized_gather(x, dim, Axis::Fsdp.into())),
+        }
     }
 
     /// The sum over the replicas that hold the shards over `fsdp`; each replica keeps its shard of

@@ -23,6 +23,9 @@ pub struct ParallelPlan {
     /// The dtype in which gradients are sent where they are scattered over `fsdp`; `None` is their
     /// own.
     pub reduce_dtype: Option<DType>,
+    /// The dtype in which parameters are sent where training gathers them over `fsdp`, if not that
+    /// to which layers round them.
+    pub gather_dtype: Option<DType>,
 }
 
 /// Which dims of a parameter are cut, and over which axes. The dims are those of one block's
@@ -96,6 +99,7 @@ impl ParallelPlan {
             sequence: false,
             pipeline: PipelinePlan::default(),
             reduce_dtype: None,
+            gather_dtype: None,
         }
     }
 
@@ -115,6 +119,12 @@ impl ParallelPlan {
     #[must_use]
     pub fn with_reduce_dtype(self, reduce_dtype: Option<DType>) -> Self {
         Self { reduce_dtype, ..self }
+    }
+
+    /// The same plan with parameters that are rounded to a dtype before training gathers them.
+    #[must_use]
+    pub fn with_gather_dtype(self, gather_dtype: Option<DType>) -> Self {
+        Self { gather_dtype, ..self }
     }
 
     /// The schedule of this many microbatches; `None` without stages.

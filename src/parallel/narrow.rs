@@ -3,12 +3,12 @@
 use hlo::{AxisSet, DType, Tensor};
 
 use super::Synchronize;
+use super::quantized::quantized_scatter;
+use super::sync::{plain_sum, sum_in_order};
 
 /// Gradients with fewer elements are summed in their own dtype: they are few bytes, and each sum
 /// would be two collectives more.
-const MIN_ELEMENTS: usize = 4096;
-/// Pieces of more replicas are added by one reduction, which a backend may order as it likes.
-const MAX_IN_ORDER: usize = 64;
+pub(super) const MIN_ELEMENTS: usize = 4096;
 
 /// Sums whose terms are rounded to a narrow dtype before they are sent, and added in the dtype of
 /// the gradient, in the order of the replicas: an all_to_all, by which each replica gets a piece of
@@ -27,9 +27,9 @@ impl Synchronize for NarrowSum {
         &self,
         local: Tensor<'g>,
         axes: AxisSet,
-        comm: Option<Tensor<'g>>,
-    ) -> (Tensor<'g>, Option<Tensor<'g>>) {
-        (narrow_sum(local, axes, self.dtype), comm)
+        _comm: &[Tensor<'g>],
+    ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
+        (narrow_sum(local, axes, self.dtype), vec![])
     }
 }
 
@@ -38,7 +38,7 @@ impl Synchronize for NarrowSum {
 fn narrow_sum<'g>(x: Tensor<'g>, axes: AxisSet, dtype: DType) -> Tensor<'g> {
     let (n, p) = (x.num_elements(), x.tracer().mesh().group_size(axes));
     if p == 1 || !is_narrower(x, dtype) {
-        return x.all_reduce(hlo::Reduction::Sum, axes);
+        return plain_sum(x, axes);
     }
     let piece = n.div_ceil(p);
     let sum = narrow_scatter(x.reshape(&[n]).pad_end(0, piece * p), 0, axes, dtype);
@@ -59,17 +59,12 @@ pub(super) fn narrow_scatter<'g>(
     if p == 1 || !is_narrower(x, dtype) {
         return x.reduce_scatter(dim, axes);
     }
-    let received = x.convert(dtype).all_to_all(dim, dim, axes);
-    let piece = x.dim(dim) / p;
-    if p > MAX_IN_ORDER {
-        let dims = [&x.shape()[..dim], &[p, piece], &x.shape()[dim + 1..]].concat();
-        return received.convert(x.dtype()).reshape(&dims).reduce_sum(&[dim]);
+    if dtype == DType::I8 {
+        return quantized_scatter(x, dim, axes);
     }
-    let from = |replica: usize| {
-        let terms = received.slice_dim(dim, replica * piece, (replica + 1) * piece);
-        terms.convert(x.dtype())
-    };
-    (1..p).fold(from(0), |sum, replica| sum + from(replica))
+    let received = x.convert(dtype).all_to_all(dim, dim, axes);
+    let dims = [&x.shape()[..dim], &[p, x.dim(dim) / p], &x.shape()[dim + 1..]].concat();
+    sum_in_order([received.reshape(&dims)], dim, |[piece]| piece.convert(x.dtype()))
 }
 
 fn is_narrower(x: Tensor<'_>, dtype: DType) -> bool {
@@ -88,7 +83,7 @@ mod tests {
         let sum = NarrowSum { dtype: DType::Bf16 };
         let narrow = trace(mesh, |t| {
             let x = t.input("x", ty());
-            t.output("sum", sum.sum(x, Axis::Data.into(), None).0);
+            t.output("sum", sum.sum(x, Axis::Data.into(), &[]).0);
         });
         let wide = trace(mesh, |t| {
             let x = t.input("x", ty()).convert(DType::Bf16).convert(DType::F32);
@@ -140,7 +135,7 @@ mod tests {
         let graph = trace(Mesh::data(2), |t| {
             let x = t.input("x", TensorType::new(DType::F32, &[64]).varying(Axis::Data.into()));
             let sum = NarrowSum { dtype: DType::Bf16 };
-            t.output("sum", sum.sum(x, Axis::Data.into(), None).0);
+            t.output("sum", sum.sum(x, Axis::Data.into(), &[]).0);
         });
         let found = communication(&graph.unwrap());
         assert_eq!(found.iter().map(|c| c.kind).collect::<Vec<_>>(), ["all_reduce"]);

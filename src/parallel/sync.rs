@@ -2,30 +2,30 @@
 
 use std::fmt;
 
-use hlo::{AxisSet, LeafSpec, Reduction, Tensor};
+use hlo::{Axis, AxisSet, LeafSpec, OnOtherMesh, Reduction, Sharding, Tensor};
 
 use super::ParallelPlan;
 
 /// How the gradients of the replicas become their sum.
 ///
-/// What a scheme keeps from step to step, such as the error of what it rounded, is a leaf of the
-/// state: a step that is not finite leaves it as it was, checkpoints hold it, and on another mesh
-/// it starts as [`hlo::OnOtherMesh`] says.
+/// What a scheme keeps from step to step, such as the error of what it rounded, are leaves of the
+/// state: a step that is not finite leaves them as they were, checkpoints hold them, and on another
+/// mesh they start as [`OnOtherMesh`] says.
 pub trait Synchronize: fmt::Debug + Send + Sync {
-    /// What is kept for a parameter; nothing by default. It starts as zeros.
-    fn comm(&self, _param: &LeafSpec, _plan: &ParallelPlan) -> Option<LeafSpec> {
-        None
+    /// What is kept for a parameter, by kind; nothing by default. It starts as zeros.
+    fn comm(&self, _param: &LeafSpec, _plan: &ParallelPlan) -> Vec<(&'static str, LeafSpec)> {
+        vec![]
     }
 
     /// The sum over the replicas along `axes` of `local`, the gradient on each of them, which has
-    /// the type of the parameter's shard but varies over `axes` too; and the next value of what is
-    /// kept, from the one before.
+    /// the type of the parameter's shard but varies over `axes` too; and the next values of what is
+    /// kept, from those before, both in the order of [`Self::comm`].
     fn sum<'g>(
         &self,
         local: Tensor<'g>,
         axes: AxisSet,
-        comm: Option<Tensor<'g>>,
-    ) -> (Tensor<'g>, Option<Tensor<'g>>);
+        comm: &[Tensor<'g>],
+    ) -> (Tensor<'g>, Vec<Tensor<'g>>);
 }
 
 /// One all_reduce for each parameter, in its dtype.
@@ -33,12 +33,77 @@ pub trait Synchronize: fmt::Debug + Send + Sync {
 pub struct PlainSum;
 
 impl Synchronize for PlainSum {
+    #[track_caller]
     fn sum<'g>(
         &self,
         local: Tensor<'g>,
         axes: AxisSet,
-        comm: Option<Tensor<'g>>,
-    ) -> (Tensor<'g>, Option<Tensor<'g>>) {
-        (local.all_reduce(Reduction::Sum, axes), comm)
+        _comm: &[Tensor<'g>],
+    ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
+        (plain_sum(local, axes), vec![])
     }
+}
+
+#[track_caller]
+pub(super) fn plain_sum(local: Tensor<'_>, axes: AxisSet) -> Tensor<'_> {
+    local.all_reduce(Reduction::Sum, axes)
+}
+
+/// Gradients with fewer elements on a replica are summed in full: they are few bytes.
+pub(super) const MIN_COMPRESSED: usize = 1024;
+
+/// The number of elements that a replica holds of a parameter.
+pub(super) fn num_local_elements(param: &LeafSpec, plan: &ParallelPlan) -> usize {
+    param.num_elements() / plan.mesh.group_size(param.sharding.varying())
+}
+
+/// The kind of leaf that holds what replicas have not sent yet.
+pub(super) const RESIDUAL: &str = "residual";
+
+/// What each replica along `data` has not sent yet of its gradients of a parameter: the error
+/// feedback of Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other
+/// gradient compression schemes" (2019).
+pub(super) fn residual(param: &LeafSpec, plan: &ParallelPlan) -> LeafSpec {
+    let row = param.row();
+    let dims = [&[plan.mesh.size(Axis::Data)], &row.dims[..]].concat();
+    let cut = [&[Axis::Data.into()], row.sharding.dims()].concat();
+    let leaf = LeafSpec::new(param.dtype, &dims, Sharding::new(&cut));
+    param.with_row(LeafSpec { on_other_mesh: OnOtherMesh::SumThenSplit, ..leaf })
+}
+
+/// A sum over `data` with error feedback, and in full over the other axes, where gradients are
+/// small or links are fast. `send` gives the sum of what replicas send of the tensor that it gets,
+/// and what this replica has not sent of it.
+#[track_caller]
+pub(super) fn sum_with_feedback<'g>(
+    local: Tensor<'g>,
+    axes: AxisSet,
+    residual: Tensor<'g>,
+    send: impl FnOnce(Tensor<'g>) -> (Tensor<'g>, Tensor<'g>),
+) -> (Tensor<'g>, Tensor<'g>) {
+    let others = axes.minus(Axis::Data.into());
+    let local = if others.is_empty() { local } else { plain_sum(local, others) };
+    let (sum, kept) = send(local + residual.reshape(&local.shape()));
+    (sum, kept.reshape(&residual.shape()))
+}
+
+/// Parts of more replicas are added by one reduction, which a backend may order as it likes.
+const MAX_IN_ORDER: usize = 64;
+
+/// The sum over the replicas of what they sent, in their order: `term` makes a replica's term of
+/// its pieces of `parts`, which are cut along `dim`.
+#[track_caller]
+pub(super) fn sum_in_order<'g, const N: usize>(
+    parts: [Tensor<'g>; N],
+    dim: usize,
+    term: impl Fn([Tensor<'g>; N]) -> Tensor<'g>,
+) -> Tensor<'g> {
+    let num_replicas = parts[0].dim(dim);
+    if num_replicas > MAX_IN_ORDER {
+        return term(parts).reduce_sum(&[dim]);
+    }
+    let of = |replica| term(parts.map(|part| part.slice_dim(dim, replica, replica + 1)));
+    let sum = (1..num_replicas).fold(of(0), |sum, replica| sum + of(replica));
+    let dims = [&sum.shape()[..dim], &sum.shape()[dim + 1..]].concat();
+    sum.reshape(&dims)
 }

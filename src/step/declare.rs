@@ -56,6 +56,7 @@ pub struct StepSpec<'a> {
 
 /// A step with its parameters, which one trace of the model has discovered. All programs of a run
 /// are traced from it.
+#[derive(Clone)]
 pub struct DeclaredStep<'a> {
     pub(super) spec: StepSpec<'a>,
     pub(super) params: Tree<Parameter>,
@@ -102,8 +103,9 @@ impl<'a> StepSpec<'a> {
         });
         self.optimizer.check(&params)?;
         let opt_state = self.optimizer.init(&params);
-        let comm = params.iter().filter_map(|(path, param)| {
-            Some((path.to_owned(), self.synchronize.comm(param, &self.plan)?))
+        let comm = params.iter().flat_map(|(path, param)| {
+            let kinds = self.synchronize.comm(param, &self.plan);
+            kinds.into_iter().map(move |(kind, leaf)| (format!("{kind}.{path}"), leaf))
         });
         let comm: Tree<_> = comm.collect();
         let model_state = running_means.map(|_, mean| mean.leaf());
@@ -220,6 +222,12 @@ impl DeclaredStep<'_> {
     /// The replicas.
     pub fn mesh(&self) -> Mesh {
         self.spec.plan.mesh
+    }
+
+    /// The step with parameters as they are in the state, whatever training sends of them.
+    pub(super) fn with_exact_gathers(&self) -> Self {
+        let plan = self.spec.plan.with_gather_dtype(None);
+        Self { spec: StepSpec { plan, ..self.spec.clone() }, ..self.clone() }
     }
 
     /// The parameters in a step, from those in the state.

@@ -127,6 +127,7 @@ pub fn trace_scores(step: &DeclaredStep<'_>) -> Result<Option<Graph>, StepError>
 
 /// The model's parameters in evaluation mode, and a batch with examples that all count.
 fn inputs<'g>(step: &DeclaredStep<'_>, t: &'g Tracer) -> (Scope<'g>, Batch<'g>) {
+    let step = &step.with_exact_gathers();
     let spec = &step.spec;
     let axes = spec.plan.batch_axes();
     let leaf = |section: StateSection| {

@@ -15,7 +15,7 @@ pub enum StateSection {
     ModelState,
     /// The optimizer's state, in kinds: `KIND.NAME` for each parameter that has one.
     OptState,
-    /// What the sums of gradients keep from step to step, by parameter; see
+    /// What the sums of gradients keep from step to step, in kinds as the optimizer's state; see
     /// [`Synchronize`](crate::parallel::Synchronize).
     Comm,
     /// The counters of steps and of skipped updates.
@@ -72,8 +72,8 @@ impl StateSection {
     /// ```
     pub fn parameter(path: &str) -> Option<&str> {
         match Self::of(path)? {
-            (Self::Params | Self::Comm, name) => Some(name),
-            (Self::OptState, name) => name.split_once('.').map(|(_, name)| name),
+            (Self::Params, name) => Some(name),
+            (Self::OptState | Self::Comm, name) => name.split_once('.').map(|(_, name)| name),
             (Self::ModelState | Self::Counters, _) => None,
         }
     }

@@ -226,11 +226,12 @@ fn sum_gradients<'g>(
         }
         let local = spec.plan.gradient_of_shard(gradient, &step.param_leaf(path).sharding);
         let axes = local.varying().minus(param.varying());
-        let (total, next) = spec.synchronize.sum(local, axes, comm.get(path).copied());
+        let kinds = spec.synchronize.comm(step.param_leaf(path), &spec.plan);
+        let kept: Vec<_> = kinds.iter().map(|(kind, _)| format!("{kind}.{path}")).collect();
+        let before: Vec<_> = kept.iter().map(|path| comm[&**path]).collect();
+        let (total, next) = spec.synchronize.sum(local, axes, &before);
         totals.push((path.to_owned(), total));
-        if let Some(next) = next {
-            next_comm.insert(path, next);
-        }
+        next_comm.extend(kept.into_iter().zip(next).collect::<Tree<_>>());
     }
     (totals.into_iter().rev().collect(), next_comm)
 }

@@ -4,17 +4,21 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hlo::{Axis, Mesh};
+use hlo::{Axis, DType, Mesh};
 use models::{AttentionKernels, Model, Precision};
 
 use super::{CompileSettings, Error};
 use crate::config::{
-    AutoOr, BatchSplit, CompileConfig, Config, KernelsConfig, OnNonfinite, OptionValue, RunLength,
+    AutoOr, BatchSplit, CompileConfig, Compression, Config, KernelsConfig, OnNonfinite,
+    OptionValue, ReduceDType, RunLength,
 };
 use crate::data::{Field, Source, Splits};
 use crate::lowering::Lowering;
 use crate::optim::{self, Transformation, schedule::Schedule};
-use crate::parallel::{GatherAt, NarrowSum, ParallelPlan, PipelinePlan, PlainSum, Synchronize};
+use crate::parallel::{
+    GatherAt, NarrowSum, ParallelPlan, PipelinePlan, PlainSum, PowerSgdSum, QuantizedSum,
+    Synchronize, TopKSum,
+};
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
 use crate::step::{BatchField, StepSpec};
 use crate::targets::StepPipeline;
@@ -108,7 +112,7 @@ impl Run {
             batch,
             length,
             plan: plan(config, &fields, mesh),
-            synchronize: synchronize(config),
+            synchronize: synchronize(config, mesh),
             optimizer: optim::from_config(&config.optimizer),
             fields,
             smaller_fields: vec![],
@@ -280,10 +284,20 @@ fn positions(field: &BatchField) -> Option<usize> {
 }
 
 /// How gradients are summed.
-fn synchronize(config: &Config) -> Arc<dyn Synchronize> {
-    match config.parallel.reduce_dtype {
-        None => Arc::new(PlainSum),
-        Some(dtype) => Arc::new(NarrowSum { dtype: dtype.into() }),
+fn synchronize(config: &Config, mesh: Mesh) -> Arc<dyn Synchronize> {
+    let parallel = &config.parallel;
+    match (parallel.compression, parallel.reduce_dtype) {
+        (Some(Compression::TopK), _) => {
+            let num_replicas = mesh.size(Axis::Data);
+            let block = parallel.top_k_block.or(TopKSum::block_for(num_replicas));
+            Arc::new(TopKSum { block })
+        }
+        (Some(Compression::PowerSgd), _) => {
+            Arc::new(PowerSgdSum { rank: parallel.power_sgd_rank.unwrap_or(2) })
+        }
+        (None, Some(ReduceDType::Int8)) => Arc::new(QuantizedSum),
+        (None, Some(ReduceDType::Bf16)) => Arc::new(NarrowSum { dtype: DType::Bf16 }),
+        (None, None) => Arc::new(PlainSum),
     }
 }
 
@@ -311,6 +325,7 @@ pub(super) fn plan<'f>(
         .with_sequence(sequence)
         .with_pipeline(pipeline)
         .with_reduce_dtype(config.parallel.reduce_dtype.map(Into::into))
+        .with_gather_dtype(config.parallel.gather_dtype.map(Into::into))
 }
 
 /// The kernels for attention.

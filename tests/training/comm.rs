@@ -26,24 +26,24 @@ schedule = { name = "constant", peak = 0.01 }
 struct Rounded;
 
 impl Synchronize for Rounded {
-    fn comm(&self, param: &LeafSpec, plan: &ParallelPlan) -> Option<LeafSpec> {
+    fn comm(&self, param: &LeafSpec, plan: &ParallelPlan) -> Vec<(&'static str, LeafSpec)> {
         let dims = [&[plan.mesh.size(Axis::Data)], &param.dims[..]].concat();
         let leaf =
             LeafSpec::new(param.dtype, &dims, Sharding::leading(dims.len(), Axis::Data.into()));
-        Some(LeafSpec { on_other_mesh: OnOtherMesh::SumThenSplit, ..leaf })
+        vec![("lost", LeafSpec { on_other_mesh: OnOtherMesh::SumThenSplit, ..leaf })]
     }
 
     fn sum<'g>(
         &self,
         local: Tensor<'g>,
         axes: AxisSet,
-        comm: Option<Tensor<'g>>,
-    ) -> (Tensor<'g>, Option<Tensor<'g>>) {
-        let lost = comm.expect("each parameter has a leaf");
+        comm: &[Tensor<'g>],
+    ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
+        let lost = comm[0];
         let wanted = local + lost.reshape(&local.shape());
         let sent = wanted.convert(DType::Bf16).convert(wanted.dtype());
         let lost = (wanted - sent).reshape(&lost.shape());
-        (sent.all_reduce(Reduction::Sum, axes), Some(lost))
+        (sent.all_reduce(Reduction::Sum, axes), vec![lost])
     }
 }
 
