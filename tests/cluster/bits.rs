@@ -58,10 +58,16 @@ fn a_gpt_on_sharded_meshes() {
         ("fsdp 4", &["mesh.data=1", "mesh.fsdp=4", "parallel.zero=3"][..], &[2, 4][..]),
         (
             "2 x 2",
-            &["mesh.data=2", "mesh.fsdp=2", "parallel.zero=2", "model.scan_layers=true"],
+            &[
+                "mesh.data=2",
+                "mesh.fsdp=2",
+                "parallel.zero=2",
+                "model.scan_layers=true",
+                "parallel.compression=top_k",
+            ],
             &[4],
         ),
-        ("tensor 2", &["mesh.data=2", "mesh.tensor=2"], &[2, 4]),
+        ("tensor 2", &["mesh.data=2", "mesh.tensor=2", "parallel.compression=power_sgd"], &[2, 4]),
     ] {
         compare(dir.path(), name, text(&path), sets, numbers);
     }

@@ -9,7 +9,8 @@
 //! - `gpt`, `resnet`, `stacked`: the ways to run blocks, batch norm over replicas, scanned blocks
 //! - `host_collectives`, `host_kernels`: what this process computes for the CPU backend
 //! - `checkpoints`: a run that is continued is the run that was not interrupted
-//! - `comm`: what a way to sum gradients keeps from step to step
+//! - `comm`: what a way to sum gradients keeps from step to step; `compression`: those that send a
+//!   part of them
 //! - `wire`: algorithms of sums, and sums in fewer bits
 //! - `tensor`: layers that are cut over an axis; `pipeline`: blocks that are cut into stages
 //! - `nonfinite`, `faults`, `model_metrics`: steps that are skipped, what ends a run, metrics of a
@@ -21,6 +22,7 @@ mod support;
 
 mod checkpoints;
 mod comm;
+mod compression;
 mod faults;
 mod gpt;
 mod host_collectives;

@@ -50,7 +50,7 @@ const MESHES: [[&str; 2]; 3] = [
 pub(crate) struct Trained {
     /// Losses and norms of gradients, in turn.
     pub(crate) curve: Vec<f64>,
-    eval_loss: f64,
+    pub(crate) eval_loss: f64,
     /// Before the first step.
     pub(crate) initial: Tree<Literal>,
     pub(crate) trainer: Trainer,
@@ -62,11 +62,17 @@ fn config(sets: &[&str]) -> Config {
 }
 
 pub(crate) fn train(num_steps: u64, sets: &[&str]) -> Trained {
+    train_as(num_steps, sets, |_| ())
+}
+
+/// The run is as `change` leaves it.
+pub(crate) fn train_as(num_steps: u64, sets: &[&str], change: impl FnOnce(&mut Run)) -> Trained {
     let config = config(sets);
     let splits = data::open(&config).unwrap();
     let model = config.model.build(splits.train.num_outputs());
     let (client, mesh) = open_devices(&config, |_| ()).unwrap();
-    let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
+    let mut run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
+    change(&mut run);
     let mut trainer = Trainer::new(&client, &run, &*model, config.train.seed).unwrap();
     let initial = trainer.model().unwrap();
     let (batch, shards) = (run.batch.global_batch(), run.batch.num_batch_shards());

@@ -1,0 +1,101 @@
+//! Trainings that send a part of the gradients, and parameters in few bits.
+
+use std::sync::Arc;
+
+use hlo::{AxisSet, LeafSpec, Tensor};
+use lockstep::parallel::{ParallelPlan, Synchronize};
+
+use crate::stacked::{Trained, assert_alike, train, train_as};
+
+const SMALL: &[&str] = &["model.num_layers=1", "mesh.data=4"];
+const INT8: &str = "parallel.reduce_dtype=int8";
+const TOP_K: &str = "parallel.compression=top_k";
+const POWER_SGD: &str = "parallel.compression=power_sgd";
+
+/// A scheme that forgets what it has not sent.
+#[derive(Debug)]
+struct Forgetful(Arc<dyn Synchronize>);
+
+impl Synchronize for Forgetful {
+    fn comm(&self, param: &LeafSpec, plan: &ParallelPlan) -> Vec<(&'static str, LeafSpec)> {
+        self.0.comm(param, plan)
+    }
+
+    fn sum<'g>(
+        &self,
+        local: Tensor<'g>,
+        axes: AxisSet,
+        comm: &[Tensor<'g>],
+    ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
+        let (sum, mut next) = self.0.sum(local, axes, comm);
+        if let Some(residual) = next.first_mut() {
+            *residual = residual.full_like(0.0);
+        }
+        (sum, next)
+    }
+}
+
+/// The mean loss of the last 20 steps.
+fn last_losses(trained: &Trained) -> f64 {
+    let losses: Vec<_> = trained.curve.iter().step_by(2).collect();
+    losses.iter().rev().take(20).copied().sum::<f64>() / 20.0
+}
+
+/// The losses of training with all of the gradients, with a scheme, and without its error feedback.
+fn losses(sets: &[&str], scheme: &str) -> [f64; 3] {
+    const NUM_STEPS: u64 = 150;
+    let plain = [SMALL, sets].concat();
+    let compressed = [&plain, &[scheme][..]].concat();
+    let forgetful = train_as(NUM_STEPS, &compressed, |run| {
+        run.synchronize = Arc::new(Forgetful(run.synchronize.clone()));
+    });
+    [train(NUM_STEPS, &plain), train(NUM_STEPS, &compressed), forgetful].map(|of| last_losses(&of))
+}
+
+#[test]
+fn error_feedback_makes_up_for_what_is_not_sent() {
+    let sgd = ["optimizer.name=sgd", "schedule.peak=0.3", "parallel.top_k_block=128"];
+    for (sets, scheme) in [(&[][..], POWER_SGD), (&sgd[..2], TOP_K)] {
+        let found @ [plain, with, without] = losses(sets, scheme);
+        println!("{scheme}: {found:?}");
+        assert!(with < 1.05 * plain && without > 1.1 * plain, "{scheme}: {found:?}");
+    }
+}
+
+/// Stacked blocks, and leaves that are cut over other axes or are in stages: the same training.
+#[test]
+fn all_meshes_train_alike() {
+    let scan = "model.scan_layers=true";
+    for (scheme, mesh) in [
+        (INT8, &["mesh.data=2", "mesh.fsdp=2", "parallel.zero=3", scan][..]),
+        (TOP_K, &["mesh.data=2", "mesh.pipeline=3", "train.num_microbatches=4"]),
+        (POWER_SGD, &["mesh.data=2", "mesh.tensor=2"]),
+        (POWER_SGD, &["mesh.data=2", "mesh.fsdp=2", scan]),
+    ] {
+        let plain = train(8, &["mesh.data=2"]);
+        let other = train(8, &[mesh, &[scheme]].concat());
+        let ratios = plain.curve.iter().zip(&other.curve).step_by(2).map(|(a, b)| b / a);
+        let ratios: Vec<_> = ratios.collect();
+        assert!((ratios[0] - 1.0).abs() < 1e-12, "{scheme} {mesh:?}: {ratios:?}");
+        let worst = ratios.iter().fold(0.0, |worst: f64, ratio| worst.max((ratio - 1.0).abs()));
+        assert!((1e-9..0.04).contains(&worst), "{scheme} {mesh:?}: {ratios:?}");
+    }
+}
+
+/// Rounded alike in each stage, so the curve is one; another than that of exact parameters.
+/// Evaluation has exact ones.
+#[test]
+fn gathers_in_8_bits_train_almost_alike() {
+    let exact = train(6, &[SMALL, &["mesh.data=2", "mesh.fsdp=2"]].concat());
+    let of_stage = |zero: &'static str| {
+        let sets = ["mesh.data=2", "mesh.fsdp=2", "parallel.gather_dtype=int8", zero];
+        train(6, &[SMALL, &sets].concat())
+    };
+    let first = of_stage("parallel.zero=1");
+    let worst = exact.curve.iter().zip(&first.curve).map(|(a, b)| (a / b - 1.0).abs());
+    let worst = worst.fold(0.0, f64::max);
+    assert!((1e-6..1e-2).contains(&worst), "{worst:e}");
+    for zero in ["parallel.zero=2", "parallel.zero=3"] {
+        assert_alike(zero, &first, &of_stage(zero), 1e-9);
+    }
+}
