@@ -105,6 +105,8 @@ pub struct RunInfo {
     pub seed: u64,
     /// Dtypes of parameters and arithmetic: `f32`, `bf16` or `f64`.
     pub precision: String,
+    /// How the training differs from that of one device, by what replicas send.
+    pub approximations: Vec<String>,
     /// The backend, as the configuration names it.
     pub backend: String,
     /// The kind of its devices, as the plugin names it.

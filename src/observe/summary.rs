@@ -80,6 +80,9 @@ pub struct Summary {
     pub seed: u64,
     /// Dtypes of parameters and arithmetic: `f32`, `bf16` or `f64`.
     pub precision: String,
+    /// How the training differs from that of one device, by what replicas send of gradients and
+    /// parameters.
+    pub approximations: Vec<String>,
     /// The backend, as the configuration names it.
     pub backend: String,
     /// The kind of its devices, as the plugin names it.
@@ -182,6 +185,7 @@ impl Sink for SummaryFile {
                 summary.state_bytes_per_replica = info.state_bytes_per_replica;
                 summary.seed = info.seed;
                 summary.precision = info.precision.clone();
+                summary.approximations = info.approximations.clone();
                 summary.backend = info.backend.clone();
                 summary.device = info.device.clone();
                 summary.version = info.version;

@@ -22,6 +22,10 @@ pub struct NarrowSum {
 }
 
 impl Synchronize for NarrowSum {
+    fn approximation(&self) -> Option<String> {
+        Some(format!("gradients are sent in {}", self.dtype))
+    }
+
     #[track_caller]
     fn sum<'g>(
         &self,

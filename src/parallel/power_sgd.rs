@@ -41,6 +41,13 @@ impl Synchronize for PowerSgdSum {
         vec![(RESIDUAL, residual(param, plan)), (BASIS, param.with_row(basis))]
     }
 
+    fn approximation(&self) -> Option<String> {
+        let rank = self.rank;
+        Some(format!(
+            "gradients are sent as matrices of rank {rank}, and what these leave of them later"
+        ))
+    }
+
     #[track_caller]
     fn sum<'g>(
         &self,

@@ -31,6 +31,10 @@ impl Synchronize for QuantizedSum {
         }
     }
 
+    fn approximation(&self) -> Option<String> {
+        Some("gradients are sent in 8 bits, and what rounding has lost of them later".to_owned())
+    }
+
     #[track_caller]
     fn sum<'g>(
         &self,

@@ -17,6 +17,12 @@ pub trait Synchronize: fmt::Debug + Send + Sync {
         vec![]
     }
 
+    /// How the sums differ from those of the gradients, if they differ by more than the rounding of
+    /// their own dtype.
+    fn approximation(&self) -> Option<String> {
+        None
+    }
+
     /// The sum over the replicas along `axes` of `local`, the gradient on each of them, which has
     /// the type of the parameter's shard but varies over `axes` too; and the next values of what is
     /// kept, from those before, both in the order of [`Self::comm`].
@@ -98,12 +104,12 @@ pub(super) fn sum_in_order<'g, const N: usize>(
     dim: usize,
     term: impl Fn([Tensor<'g>; N]) -> Tensor<'g>,
 ) -> Tensor<'g> {
-    let num_replicas = parts[0].dim(dim);
-    if num_replicas > MAX_IN_ORDER {
+    let group_size = parts[0].dim(dim);
+    if group_size > MAX_IN_ORDER {
         return term(parts).reduce_sum(&[dim]);
     }
     let of = |replica| term(parts.map(|part| part.slice_dim(dim, replica, replica + 1)));
-    let sum = (1..num_replicas).fold(of(0), |sum, replica| sum + of(replica));
+    let sum = (1..group_size).fold(of(0), |sum, replica| sum + of(replica));
     let dims = [&sum.shape()[..dim], &sum.shape()[dim + 1..]].concat();
     sum.reshape(&dims)
 }

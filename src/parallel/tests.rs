@@ -8,12 +8,12 @@ use hlo::{
 use super::quantized::{quantized_gather, quantized_scatter};
 use super::{GatherAt, ParallelPlan, PlainSum, PowerSgdSum, QuantizedSum, Synchronize, TopKSum};
 
-const NUM_REPLICAS: usize = 4;
+const GROUP_SIZE: usize = 4;
 
 fn schemes() -> [(&'static str, Box<dyn Synchronize>); 4] {
     [
         ("int8", Box::new(QuantizedSum)),
-        ("top_k", Box::new(TopKSum { block: TopKSum::block_for(NUM_REPLICAS) })),
+        ("top_k", Box::new(TopKSum { block: TopKSum::block_for(GROUP_SIZE) })),
         ("top_k of large blocks", Box::new(TopKSum { block: 512 })),
         ("power_sgd", Box::new(PowerSgdSum { rank: 2 })),
     ]
@@ -22,8 +22,8 @@ fn schemes() -> [(&'static str, Box<dyn Synchronize>); 4] {
 /// A mesh, and a parameter that is cut over it.
 fn cases() -> Vec<(Mesh, LeafSpec)> {
     let whole = |dims: &[usize]| LeafSpec::replicated(DType::F64, dims);
-    let mesh = Mesh::data(NUM_REPLICAS);
-    let both = Mesh::new(&[(Axis::Data, NUM_REPLICAS), (Axis::Fsdp, 2)]);
+    let mesh = Mesh::data(GROUP_SIZE);
+    let both = Mesh::new(&[(Axis::Data, GROUP_SIZE), (Axis::Fsdp, 2)]);
     let cut = Sharding::new(&[AxisSet::EMPTY, Axis::Fsdp.into()]);
     vec![
         (mesh, whole(&[67, 93])),
@@ -64,12 +64,12 @@ fn locals(plan: &ParallelPlan, param: &LeafSpec, step: usize) -> Vec<Literal> {
         let value = |i| ((i * 7919 + replica * 104_729 + step * 31) as f64).sin();
         Literal::from_f64(DType::F64, &dims, &(0..count).map(value).collect::<Vec<_>>())
     };
-    (0..plan.mesh.num_replicas()).map(of).collect()
+    (0..plan.mesh.group_size(AxisSet::ALL)).map(of).collect()
 }
 
 fn zeros(plan: &ParallelPlan, leaf: &LeafSpec) -> Vec<Literal> {
     let dims = leaf.local_type(&plan.mesh).unwrap().dims;
-    vec![Literal::zeros(DType::F64, &dims); plan.mesh.num_replicas()]
+    vec![Literal::zeros(DType::F64, &dims); plan.mesh.group_size(AxisSet::ALL)]
 }
 
 fn add(to: &mut [f64], values: &Literal) {
@@ -110,7 +110,7 @@ fn what_is_not_sent_is_kept() {
 
 #[test]
 fn what_is_not_finite_arrives() {
-    let plan = ParallelPlan::new(Mesh::data(NUM_REPLICAS), GatherAt::Step);
+    let plan = ParallelPlan::new(Mesh::data(GROUP_SIZE), GatherAt::Step);
     let param = LeafSpec::replicated(DType::F64, &[67, 93]);
     for (name, scheme) in schemes() {
         for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
@@ -128,8 +128,8 @@ fn what_is_not_finite_arrives() {
 
 #[test]
 fn few_bytes_are_sent() {
-    for num_replicas in [2, 3, 4, 8, 16, 50, 64, 100] {
-        let plan = ParallelPlan::new(Mesh::data(num_replicas), GatherAt::Step);
+    for group_size in [2, 3, 4, 8, 16, 50, 64, 100] {
+        let plan = ParallelPlan::new(Mesh::data(group_size), GatherAt::Step);
         // Of f32, as gradients are.
         let param = LeafSpec::replicated(DType::F32, &[1024, 1024]);
         let bytes = |scheme: &dyn Synchronize| -> f64 {
@@ -138,12 +138,12 @@ fn few_bytes_are_sent() {
         };
         let plain = bytes(&PlainSum);
         let share = |scheme: &dyn Synchronize| bytes(scheme) / plain;
-        let block = TopKSum::block_for(num_replicas);
+        let block = TopKSum::block_for(group_size);
         let [top_k, power_sgd, int8] =
             [share(&TopKSum { block }), share(&PowerSgdSum { rank: 2 }), share(&QuantizedSum)];
-        assert!(top_k < 0.1, "{num_replicas}: {top_k}");
-        assert!(power_sgd < 0.005, "{num_replicas}: {power_sgd}");
-        assert!((0.257..0.259).contains(&int8), "{num_replicas}: {int8}");
+        assert!(top_k < 0.1, "{group_size}: {top_k}");
+        assert!(power_sgd < 0.005, "{group_size}: {power_sgd}");
+        assert!((0.257..0.259).contains(&int8), "{group_size}: {int8}");
     }
 }
 
@@ -174,7 +174,7 @@ fn power_sgd_finds_the_space_of_the_gradient() {
 
 #[test]
 fn parameters_of_few_elements_are_summed_in_full() {
-    let plan = ParallelPlan::new(Mesh::data(NUM_REPLICAS), GatherAt::Step);
+    let plan = ParallelPlan::new(Mesh::data(GROUP_SIZE), GatherAt::Step);
     for (name, scheme) in schemes() {
         for dims in [&[][..], &[1000], &[10, 100]] {
             let param = LeafSpec::replicated(DType::F32, dims);

@@ -27,10 +27,10 @@ pub struct TopKSum {
 impl TopKSum {
     /// The smallest blocks, a power of 2, with which replicas receive less than a tenth of the
     /// bytes of a ring all_reduce in f32: 3 p / (8 block) of them, where an index has one byte.
-    pub fn block_for(num_replicas: usize) -> usize {
-        match num_replicas * 5 {
+    pub fn block_for(group_size: usize) -> usize {
+        match group_size * 5 {
             block @ ..=256 => block.next_power_of_two().max(16),
-            _ => (num_replicas * 8).next_power_of_two(),
+            _ => (group_size * 8).next_power_of_two(),
         }
     }
 }
@@ -41,6 +41,13 @@ impl Synchronize for TopKSum {
             true => vec![(RESIDUAL, residual(param, plan))],
             false => vec![],
         }
+    }
+
+    fn approximation(&self) -> Option<String> {
+        let block = self.block;
+        Some(format!(
+            "of each {block} elements of a gradient the largest is sent, and the others later"
+        ))
     }
 
     #[track_caller]

@@ -191,6 +191,9 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         processes.say(&classes);
     }
     processes.say(&describe_synchronisation(&trainer, &run.plan, run.pipeline(job.model)));
+    for approximation in run.approximations() {
+        processes.say(&format!("approximation: {approximation}"));
+    }
     let warnings = [
         warn_of_distant_layers(&trainer, &run.plan),
         warn_of_zero_stage(job.config.parallel.zero, &run.plan),

@@ -62,6 +62,7 @@ impl Recorder {
             state_bytes_per_replica: state_bytes.sum(),
             seed: job.config.train.seed,
             precision: precision.as_str().unwrap_or_default().to_owned(),
+            approximations: run.approximations(),
             backend: job.config.device.backend.to_string(),
             device: trainer
                 .client()

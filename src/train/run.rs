@@ -150,6 +150,13 @@ impl Run {
         Some(StepPipeline { schedule, head_rows })
     }
 
+    /// How the training differs from that of one device in the same dtypes: by what replicas send.
+    pub fn approximations(&self) -> Vec<String> {
+        let gathers = (self.plan.gather_dtype.is_some() && self.plan.mesh.size(Axis::Fsdp) > 1)
+            .then(|| "the loss is that of parameters that are rounded to 8 bits".to_owned());
+        self.synchronize.approximation().into_iter().chain(gathers).collect()
+    }
+
     /// The specification of the step on another mesh, with whole rows between regions and one chunk
     /// of each stage.
     pub fn spec_on<'a>(&'a self, model: &'a dyn Model, mesh: Mesh) -> StepSpec<'a> {

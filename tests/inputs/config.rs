@@ -287,6 +287,32 @@ fn the_stage_of_zero_is_set_only_for_sharded_state() {
 }
 
 #[test]
+fn compression_is_of_one_kind_and_sends_something() {
+    for (sets, expected) in [
+        (&["parallel.top_k_block=8"][..], "only parallel.compression = \"top_k\" reads it"),
+        (
+            &["parallel.compression=top_k", "parallel.power_sgd_rank=1"],
+            "only parallel.compression = \"power_sgd\" reads it",
+        ),
+        (
+            &["parallel.compression=top_k", "parallel.reduce_dtype=int8"],
+            "leave out one of the two (--unset parallel.reduce_dtype)",
+        ),
+        (
+            &["parallel.compression=power_sgd", "mesh.data=1", "mesh.fsdp=4"],
+            "nothing would be saved; set mesh.data to 2 or more",
+        ),
+        (&["parallel.gather_dtype=int8"], "parameters are gathered over mesh.fsdp replicas, but"),
+    ] {
+        let error = parse(GOOD, sets).unwrap_err().to_string();
+        assert!(error.contains(expected), "{sets:?}: {error}");
+    }
+    // One replica sends nothing, and trains as several do.
+    good(&["parallel.compression=top_k", "mesh.data=1"]);
+    good(&["parallel.gather_dtype=int8", "mesh.fsdp=auto"]);
+}
+
+#[test]
 fn unset_takes_a_key_back() {
     let sharded = GOOD.replace("data = 4\n", "data = 4\nfsdp = 2\n[parallel]\nzero = 2\n");
     assert_eq!(parse(&sharded, &[]).unwrap().parallel.zero, Some(2));
