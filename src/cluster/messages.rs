@@ -73,8 +73,11 @@ pub(super) struct Sealed {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct CallBody {
-    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
+    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16")]
     pub ask: Option<Ask>,
+    /// A random number, the same in all calls of a worker or a supervisor.
+    #[prost(fixed64, tag = "17")]
+    pub caller: u64,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
@@ -109,6 +112,8 @@ pub(super) enum Ask {
     AskDirectives(AskDirectives),
     #[prost(message, tag = "15")]
     GiveUp(GiveUp),
+    #[prost(message, tag = "16")]
+    Resume(Resume),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -165,6 +170,57 @@ pub(super) struct Join {
     pub program: Vec<Named>,
     #[prost(uint64, tag = "8")]
     pub wait_ms: u64,
+}
+
+/// A worker tells a coordinator that was started again what it knows of the generation. Repeated
+/// until all processes have.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Resume {
+    #[prost(message, optional, tag = "1")]
+    pub join: Option<Join>,
+    /// The largest horizon that it was granted.
+    #[prost(uint64, tag = "2")]
+    pub horizon: u64,
+    /// All events that it knows.
+    #[prost(message, repeated, tag = "3")]
+    pub events: Vec<EventRow>,
+    /// What it has wished for without seeing an event of it.
+    #[prost(uint32, repeated, tag = "4")]
+    pub wishes: Vec<u32>,
+    #[prost(message, repeated, tag = "5")]
+    pub values: Vec<HeldValue>,
+    #[prost(message, repeated, tag = "6")]
+    pub gathers: Vec<HeldGather>,
+    #[prost(message, repeated, tag = "7")]
+    pub history: Vec<GenerationRow>,
+    /// Number of this part, from 0, and how many there are.
+    #[prost(uint32, tag = "8")]
+    pub part: u32,
+    #[prost(uint32, tag = "9")]
+    pub num_parts: u32,
+}
+
+/// A key that the worker has set or removed.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct HeldValue {
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    /// Absent if it was removed.
+    #[prost(bytes = "vec", optional, tag = "2")]
+    pub value: Option<Vec<u8>>,
+    #[prost(uint64, tag = "3")]
+    pub revision: u64,
+}
+
+/// What the worker has contributed to a round of a gather.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct HeldGather {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(uint64, tag = "2")]
+    pub round: u64,
+    #[prost(bytes = "vec", tag = "3")]
+    pub value: Vec<u8>,
 }
 
 /// A property in which all programs of a job must agree.
@@ -322,6 +378,25 @@ pub(super) struct Register {
     /// number.
     #[prost(uint64, tag = "6")]
     pub attempt: u64,
+    #[prost(uint32, tag = "7")]
+    pub num_processes: u32,
+    /// The generation that it has started last, in an earlier session; 0 for none.
+    #[prost(uint64, tag = "8")]
+    pub generation: u64,
+    /// Its processes of that generation that have not ended.
+    #[prost(uint32, repeated, tag = "9")]
+    pub running: Vec<u32>,
+    /// Those that have ended in good order.
+    #[prost(message, repeated, tag = "10")]
+    pub ended: Vec<EndedRow>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct EndedRow {
+    #[prost(uint32, tag = "1")]
+    pub process_index: u32,
+    #[prost(int32, tag = "2")]
+    pub exit_code: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -352,7 +427,11 @@ pub(super) struct GiveUp {
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct Done {}
+pub(super) struct Done {
+    /// After a key was set or removed: a number that grows with every change.
+    #[prost(uint64, tag = "1")]
+    pub revision: u64,
+}
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Refused {
@@ -370,6 +449,8 @@ pub(super) enum Why {
     AlreadyExists = 2,
     Full = 3,
     Occupied = 4,
+    /// The caller has not introduced itself to this coordinator.
+    Unknown = 5,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -398,6 +479,9 @@ pub(super) struct Joined {
     pub heartbeat_ms: u64,
     #[prost(uint64, tag = "5")]
     pub dead_after_ms: u64,
+    /// A random number of this coordinator.
+    #[prost(fixed64, tag = "6")]
+    pub coordinator: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -437,6 +521,9 @@ pub(super) struct Grant {
     pub first_event: u64,
     #[prost(message, repeated, tag = "3")]
     pub events: Vec<EventRow>,
+    /// That of [`Joined`].
+    #[prost(fixed64, tag = "4")]
+    pub coordinator: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
