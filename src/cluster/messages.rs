@@ -5,12 +5,9 @@
 //! a [`Sealed`] envelope, answered by a [`ReplyBody`] in another one. The paths of the three gRPC
 //! methods are in [`method`].
 
-use std::ops::Range;
 use std::time::Duration;
 
 use prost::{Message, Oneof};
-
-use super::report::{Phase, PhaseChange, Report, StepTimes};
 
 /// Paths of the gRPC methods.
 pub(super) mod method {
@@ -113,7 +110,7 @@ pub(super) enum Ask {
     #[prost(message, tag = "15")]
     GiveUp(GiveUp),
     #[prost(message, tag = "16")]
-    Resume(Resume),
+    Resume(TellHeld),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -175,7 +172,7 @@ pub(super) struct Join {
 /// A worker tells a coordinator that was started again what it knows of the generation. Repeated
 /// until all processes have.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Resume {
+pub(super) struct TellHeld {
     #[prost(message, optional, tag = "1")]
     pub join: Option<Join>,
     /// The largest horizon that it was granted.
@@ -232,7 +229,7 @@ pub(super) struct Named {
     pub value: String,
 }
 
-/// What a worker does, and how far it wants to be allowed to go. See [`Report`].
+/// What a worker does, and how far it wants to be allowed to go. See [`Report`](super::Report).
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Heartbeat {
     #[prost(uint32, tag = "1")]
@@ -616,98 +613,8 @@ pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-impl Heartbeat {
-    pub fn new(report: &Report, extend: Option<Extend>, saved_step: Option<u64>) -> Self {
-        let index = |&process: &usize| u32::try_from(process).ok();
-        Self {
-            phase: report.phase.code(),
-            step: report.step,
-            in_phase_us: micros(report.in_phase),
-            waits_for: report.waits_for.iter().filter_map(index).collect(),
-            steps: report.steps.iter().map(StepRow::from).collect(),
-            changes: report.changes.iter().map(ChangeRow::from).collect(),
-            extend,
-            saved_step,
-            first_replica: index(&report.replicas.start).unwrap_or(0),
-            num_replicas: index(&report.replicas.len()).unwrap_or(0),
-        }
-    }
-
-    /// The replicas of the process; empty while it does not know them.
-    pub fn replicas(&self) -> Range<usize> {
-        let first = self.first_replica as usize;
-        first..first + self.num_replicas as usize
-    }
-
-    /// The report of process `process_index`. A phase of another version of the program counts as
-    /// [`Phase::Start`].
-    pub fn report(&self, process_index: usize) -> Report {
-        let phase = |code| Phase::from_code(code).unwrap_or(Phase::Start);
-        let micros = Duration::from_micros;
-        let step = |row: &StepRow| StepTimes {
-            step: row.step,
-            own: micros(row.own_us),
-            waited: micros(row.waited_us),
-        };
-        let change = |row: &ChangeRow| PhaseChange {
-            phase: phase(row.phase),
-            step: row.step,
-            ago: micros(row.ago_us),
-        };
-        Report {
-            process_index,
-            replicas: self.replicas(),
-            phase: phase(self.phase),
-            step: self.step,
-            in_phase: micros(self.in_phase_us),
-            waits_for: self.waits_for.iter().map(|&process| process as usize).collect(),
-            steps: self.steps.iter().map(step).collect(),
-            changes: self.changes.iter().map(change).collect(),
-        }
-    }
-}
-
-impl From<&StepTimes> for StepRow {
-    fn from(times: &StepTimes) -> Self {
-        Self { step: times.step, own_us: micros(times.own), waited_us: micros(times.waited) }
-    }
-}
-
-impl From<&PhaseChange> for ChangeRow {
-    fn from(change: &PhaseChange) -> Self {
-        Self { phase: change.phase.code(), step: change.step, ago_us: micros(change.ago) }
-    }
-}
-
 impl Reply {
     pub fn refused(why: Why, message: impl Into<String>) -> Self {
         Self::Refused(Refused { why: why.into(), message: message.into() })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_report_survives_the_way() {
-        let report = Report {
-            process_index: 3,
-            replicas: 6..8,
-            phase: Phase::Collective,
-            step: 7,
-            in_phase: Duration::from_micros(1500),
-            waits_for: vec![1, 2],
-            steps: vec![StepTimes {
-                step: 6,
-                own: Duration::from_millis(5),
-                waited: Duration::from_micros(1),
-            }],
-            changes: vec![PhaseChange { phase: Phase::Data, step: 7, ago: Duration::from_secs(1) }],
-        };
-        let bytes = Heartbeat::new(&report, None, Some(0)).encode_to_vec();
-        let heartbeat = Heartbeat::decode(&*bytes).unwrap();
-        assert_eq!(heartbeat.report(3), report);
-        assert_eq!(heartbeat.saved_step, Some(0));
     }
 }

@@ -17,6 +17,7 @@ mod coordinator;
 mod device_order;
 pub mod environment;
 mod flight_recorder;
+mod heartbeats;
 mod host_collectives;
 mod member;
 mod members;

@@ -118,7 +118,8 @@ impl Store {
             self.revision = self.revision.max(revision);
         }
         for (name, rounds) in held.gathers {
-            // Nobody needs an older one: a process enters a round with the result of the one before.
+            // Nobody needs an older one: a process enters a round with the result of the one
+            // before.
             let last = |process| rounds.iter().rev().find(|(_, by)| by.contains_key(&process));
             let newest =
                 (0..self.num_processes).map(|process| last(process).map(|(round, _)| *round));

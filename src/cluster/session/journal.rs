@@ -47,7 +47,7 @@ impl Journal {
     }
 
     /// All of it, and the horizon, in parts that are not too large.
-    pub fn parts(&self, join: &wire::Join, boundaries: &Boundaries) -> Vec<wire::Resume> {
+    pub fn parts(&self, join: &wire::Join, boundaries: &Boundaries) -> Vec<wire::TellHeld> {
         let events = boundaries.events();
         let is_open = |(wish, num_events): &&(Wish, usize)| {
             let since = if *wish == Wish::Stop { 0 } else { *num_events };
@@ -57,15 +57,15 @@ impl Journal {
             step: event.step,
             wish: event.wish.code(),
         };
-        let empty = wire::Resume { join: Some(join.clone()), ..Default::default() };
-        let mut parts = vec![wire::Resume {
+        let empty = wire::TellHeld { join: Some(join.clone()), ..Default::default() };
+        let mut parts = vec![wire::TellHeld {
             horizon: boundaries.horizon(),
             events: events.iter().map(row).collect(),
             wishes: self.wishes.iter().filter(is_open).map(|(wish, _)| wish.code()).collect(),
             ..empty.clone()
         }];
         let mut num_bytes = 0;
-        let mut part = |added: usize, add: &dyn Fn(&mut wire::Resume)| {
+        let mut part = |added: usize, add: &dyn Fn(&mut wire::TellHeld)| {
             num_bytes += added;
             if num_bytes > MAX_PART_BYTES {
                 num_bytes = added;

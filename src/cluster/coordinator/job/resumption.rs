@@ -79,7 +79,7 @@ impl JobState {
     }
 
     /// A process tells what it knows, and joins the generation again.
-    pub fn resume(&mut self, now: Duration, caller: u64, resume: &wire::Resume) -> Reply {
+    pub fn resume(&mut self, now: Duration, caller: u64, resume: &wire::TellHeld) -> Reply {
         let Some(join) = &resume.join else {
             return Reply::refused(Why::Invalid, "it does not say who it is");
         };

@@ -606,13 +606,13 @@ impl World {
             ..Join::default()
         };
         let event = wire::EventRow { step: 4, wish: Wish::Save.code() };
-        let resume = wire::Resume {
+        let resume = wire::TellHeld {
             join: Some(join),
             horizon,
             events: vec![event; process],
             wishes: wishes.iter().map(|wish| wish.code()).collect(),
             num_parts: 1,
-            ..wire::Resume::default()
+            ..wire::TellHeld::default()
         };
         self.job.resume(self.now, 3000 + process as u64, &resume)
     }
