@@ -14,21 +14,18 @@ use xxhash_rust::xxh3::Xxh3;
 use super::place::{self, Fault, OwnPlace, Weight};
 use crate::checkpoint;
 use crate::cluster::environment::Environment;
-use crate::cluster::{Cause, Etcd, Member, MemberOptions, TlsFiles};
-use crate::config::{Backend, Config, StoreUrl};
+use crate::cluster::{Cause, Member, MemberOptions, TlsFiles};
+use crate::config::{Backend, Config};
 use crate::launch::variable;
 use crate::observe::{Status, say};
 use crate::pjrt::{self, Process};
 use crate::train::{Error, Outcome};
 
-/// A call to etcd fails after this long. It may be restarted meanwhile.
-const ETCD_DEADLINE: Duration = Duration::from_secs(20);
-
 /// Joins the other processes of the run; `None` if there is only one. Waits until all have joined.
 pub fn join(config: &Config) -> Result<Option<Member>> {
     let is_supervised = follow_supervisor()?;
     let cluster = &config.cluster;
-    let OwnPlace { environment, secret, store, findings, .. } = place::of_run(config);
+    let OwnPlace { environment, secret, findings, .. } = place::of_run(config);
     let of_weight = |weight| {
         let found = findings.iter().filter(move |finding| finding.weight == weight);
         found.map(|Fault { what, change, .. }| format!("{what}: {change}"))
@@ -46,8 +43,7 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
     if process.num_processes == 1 {
         return Ok(None);
     }
-    let etcd = etcd(&store)?;
-    let coordinator = environment.coordinator.as_ref().map(|known| known.value.clone());
+    let coordinator = environment.coordinator()?.unwrap_or_default().to_owned();
     let files = TlsFiles {
         authority: env::var_os(variable::TLS_CA).map(Into::into).or(cluster.tls_ca.clone()),
         certificate: cluster.tls_certificate.clone(),
@@ -57,7 +53,6 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
     let heartbeat = Duration::from_secs_f64(cluster.heartbeat_secs);
     let member = Member::join(MemberOptions {
         coordinator,
-        etcd,
         job: env::var(variable::JOB).unwrap_or_else(|_| "lockstep".to_owned()),
         secret,
         tls,
@@ -112,14 +107,6 @@ pub fn leave(member: Member, trained: &Result<Outcome, Error>) {
         _ => (Cause::Own, failure.to_string()),
     };
     member.fail(cause, &reason);
-}
-
-/// A client of the etcd that a store is, if it is one.
-pub fn etcd(store: &StoreUrl) -> Result<Option<Etcd>> {
-    match store {
-        StoreUrl::Builtin => Ok(None),
-        StoreUrl::Etcd(endpoints) => Ok(Some(Etcd::new(endpoints, ETCD_DEADLINE)?)),
-    }
 }
 
 /// The time within which the supervisor of this process, if it has one, waits for what was left of

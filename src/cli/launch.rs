@@ -11,10 +11,9 @@ use hlo::counted;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
-use super::args::LaunchArgs;
-use super::cluster::etcd;
+use super::args::{JobRules, LaunchArgs};
 use super::{place, wrong_usage};
-use crate::cluster::{Secret, TlsFiles};
+use crate::cluster::{Secret, Tls, TlsFiles};
 use crate::launch::{self, LaunchEnd, LaunchOptions, Requests, variable};
 use crate::observe::say;
 
@@ -27,16 +26,8 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         hosts,
         host_index,
         coordinator,
-        store,
-        token_file,
-        tls_ca,
-        tls_certificate,
-        tls_key,
-        max_restarts,
-        heartbeat_secs,
-        stuck_after_secs,
-        record_dir,
-        start_within_secs,
+        external_coordinator,
+        rules,
         command,
     } = args;
     if command.first().is_none_or(|first| first != "train") {
@@ -50,7 +41,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         };
         command.iter().any(|word| word.to_str().is_some_and(is_it))
     };
-    if max_restarts > 0 && has("--out") && !has("--resume") {
+    if rules.max_restarts > 0 && has("--out") && !has("--resume") {
         say("warning: the command has no --resume: after a failure, the job cannot continue its \
              run");
     }
@@ -74,43 +65,37 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
             counted(cores, "core")
         )));
     }
-    let secret = match &token_file {
-        Some(path) => Secret::from_file(path)?,
-        None if std::env::var_os(variable::TOKEN).is_some() => Secret::from_env(variable::TOKEN)?,
-        None if num_hosts == 1 => Secret::random().context("cannot make a token")?,
+    let secret = match rules.token()? {
+        Some(secret) => secret,
+        None if num_hosts == 1 && !external_coordinator => {
+            Secret::random().context("cannot make a token")?
+        }
         None => {
             let text = "several hosts need the same token: set --token-file, or LOCKSTEP_TOKEN";
             return Err(wrong_usage(text));
         }
     };
     // Workers may have another working directory.
-    let authority = tls_ca.map(std::path::absolute).transpose()?;
-    let files =
-        TlsFiles { authority: authority.clone(), certificate: tls_certificate, key: tls_key };
-    let tls = files.read(host_index == 0)?;
-    if let Some(dir) = &record_dir {
-        let writable = fs::create_dir_all(dir).and_then(|()| tempfile::tempfile_in(dir));
-        writable.with_context(|| format!("--record-dir {} cannot be written to", dir.display()))?;
-    }
+    let authority = rules.tls_ca.as_ref().map(std::path::absolute).transpose()?;
+    let tls = rules.tls(host_index == 0 && !external_coordinator)?;
+    let Rules { heartbeat, stuck_after, start_within } = rules.check()?;
     let requests = watch()?;
     let options = LaunchOptions {
         program: std::env::current_exe().context("cannot find this program")?,
         arguments: command,
-        job: std::env::var(variable::JOB).unwrap_or_else(|_| "lockstep".to_owned()),
+        job: job_name(),
         secret,
         tls: (tls, authority),
         num_processes,
         num_hosts,
         host_index,
         coordinator: coordinator.map(|address| address.to_string()),
-        etcd: etcd(&store)?.map(|etcd| (etcd, store.into())),
-        max_restarts,
-        heartbeat: seconds(heartbeat_secs, "--heartbeat-secs")?,
-        stuck_after: stuck_after_secs
-            .map(|secs| seconds(secs, "--stuck-after-secs"))
-            .transpose()?,
-        record_dir,
-        start_within: seconds(start_within_secs, "--start-within-secs")?,
+        is_coordinator_elsewhere: external_coordinator,
+        max_restarts: rules.max_restarts,
+        heartbeat,
+        stuck_after,
+        record_dir: rules.record_dir,
+        start_within,
     };
     Ok(match launch::launch(&options, &requests)? {
         LaunchEnd::Done => ExitCode::SUCCESS,
@@ -122,6 +107,54 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     })
 }
 
+/// The name of the job.
+pub fn job_name() -> String {
+    std::env::var(variable::JOB).unwrap_or_else(|_| "lockstep".to_owned())
+}
+
+/// Times of [`JobRules`].
+pub struct Rules {
+    pub heartbeat: Duration,
+    pub stuck_after: Option<Duration>,
+    pub start_within: Duration,
+}
+
+impl JobRules {
+    /// The token, if there is one.
+    pub fn token(&self) -> Result<Option<Secret>> {
+        Ok(match &self.token_file {
+            Some(path) => Some(Secret::from_file(path)?),
+            None if std::env::var_os(variable::TOKEN).is_none() => None,
+            None => Some(Secret::from_env(variable::TOKEN)?),
+        })
+    }
+
+    /// The certificates. `runs_coordinator`: this host needs one of its own.
+    pub fn tls(&self, runs_coordinator: bool) -> Result<Tls> {
+        let files = TlsFiles {
+            authority: self.tls_ca.clone(),
+            certificate: self.tls_certificate.clone(),
+            key: self.tls_key.clone(),
+        };
+        Ok(files.read(runs_coordinator)?)
+    }
+
+    /// Checks the times, and that the directory of records can be written to.
+    pub fn check(&self) -> Result<Rules> {
+        if let Some(dir) = &self.record_dir {
+            let writable = fs::create_dir_all(dir).and_then(|()| tempfile::tempfile_in(dir));
+            writable
+                .with_context(|| format!("--record-dir {} cannot be written to", dir.display()))?;
+        }
+        let stuck_after = self.stuck_after_secs;
+        Ok(Rules {
+            heartbeat: seconds(self.heartbeat_secs, "--heartbeat-secs")?,
+            stuck_after: stuck_after.map(|secs| seconds(secs, "--stuck-after-secs")).transpose()?,
+            start_within: seconds(self.start_within_secs, "--start-within-secs")?,
+        })
+    }
+}
+
 fn seconds(secs: f64, name: &str) -> Result<Duration> {
     match Duration::try_from_secs_f64(secs) {
         Ok(time) if (0.01..=1e6).contains(&secs) => Ok(time),
@@ -131,7 +164,7 @@ fn seconds(secs: f64, name: &str) -> Result<Duration> {
 
 /// From now on a first signal is passed on to the workers, which save and end. A second one ends
 /// this process, and so them.
-fn watch() -> Result<Requests> {
+pub fn watch() -> Result<Requests> {
     let requests = Requests::default();
     flag::register(SIGUSR1, requests.save.clone())?;
     let second = std::sync::Arc::<std::sync::atomic::AtomicBool>::default();

@@ -13,6 +13,7 @@ mod class_table;
 mod cluster;
 mod compare;
 mod compile;
+mod coordinator;
 mod data;
 mod doctor;
 mod evaluate;
@@ -123,6 +124,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
     match command {
         Command::Train(args) => train::run(args, started),
         Command::Launch(args) => launch::run(args),
+        Command::Coordinator(args) => coordinator::run(args),
         Command::Evaluate(args) => evaluate::run(&args),
         Command::Predict(args) => predict::run(&args),
         Command::Config { config, .. } => resolved::run(config.as_ref()),

@@ -3,11 +3,10 @@
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::Range;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use super::etcd::{Etcd, Registration, find_coordinator};
 use super::own_host::{Whereabouts, host_name, local_address};
 use super::{
     Cause, Contact, Coordinator, CoordinatorOptions, Error, JoinOptions, Limits, LinkError,
@@ -36,10 +35,8 @@ const REMINDER: Duration = Duration::from_secs(60);
 /// Which job a process joins, and as what.
 #[derive(Clone, Debug)]
 pub struct MemberOptions {
-    /// The coordinator, `HOST:PORT`; `None`: its address is in etcd.
-    pub coordinator: Option<String>,
-    /// etcd as the store of the job; `None`: the coordinator keeps the values.
-    pub etcd: Option<Etcd>,
+    /// The coordinator, `HOST:PORT`.
+    pub coordinator: String,
     /// The name of the job.
     pub job: String,
     /// What all processes of the job share.
@@ -112,8 +109,6 @@ pub struct Member {
     phase: Arc<Mutex<(Phase, u64)>>,
     /// Of process 0, if there is no supervisor.
     coordinator: Option<Arc<Coordinator>>,
-    /// Its entry in etcd. Ends after it.
-    _registration: Option<Arc<Registration>>,
 }
 
 impl Member {
@@ -129,20 +124,13 @@ impl Member {
             Some(heartbeat) => Some(OwnCoordinator::start(&options, heartbeat, began)?),
             None => None,
         };
-        let published = match &options.etcd {
-            Some(etcd) => {
-                let (job, secret) = (&options.job, &options.secret);
-                let authority = options.tls.authority.as_deref();
-                Some(find_coordinator(etcd, job, secret, authority, options.deadline)?)
-            }
-            None => None,
-        };
-        let found = published.as_ref().map(|published| published.address.clone());
-        let contact = options.coordinator.clone().or(found).unwrap_or_default();
         // A certificate is for the address that the others use.
         let is_direct = options.tls.authority.is_none();
         let elsewhere = own.as_ref().filter(|own| own.is_elsewhere && is_direct);
-        let contact = elsewhere.map_or(contact, |own| own.coordinator.address().to_string());
+        let contact = match elsewhere {
+            Some(own) => own.coordinator.address().to_string(),
+            None => options.coordinator.clone(),
+        };
         let listener = TcpListener::bind((address_on_the_way(&contact, &options, began)?, 0))?;
         let missing = Arc::<Mutex<String>>::default();
         let waiting = Waiting::start(&options, &contact, missing.clone())?;
@@ -167,32 +155,18 @@ impl Member {
             missing,
         });
         drop(waiting);
-        let session =
-            session.map_err(|source| match (&source, elsewhere, &options.coordinator) {
-                (Error::NotAllJoined { .. }, Some(_), Some(address)) => {
-                    let (address, host, source) = (address.clone(), host_name(), Box::new(source));
-                    MemberError::Elsewhere { address, host, source }
-                }
-                _ => source.into(),
-            })?;
-        if let (Some(etcd), Some(published)) = (&options.etcd, published) {
-            session.use_etcd(etcd.clone(), &options.job, published.lease, options.say)?;
-        }
+        let session = session.map_err(|source| match (&source, elsewhere) {
+            (Error::NotAllJoined { .. }, Some(_)) => {
+                let (host, source) = (host_name(), Box::new(source));
+                MemberError::Elsewhere { address: options.coordinator.clone(), host, source }
+            }
+            _ => source.into(),
+        })?;
         let listener = Mutex::new(Some(listener));
         let rendezvous = OnceLock::new();
         let phase = Arc::new(Mutex::new((Phase::Start, 0)));
-        let (coordinator, registration) =
-            own.map_or((None, None), |own| (Some(own.coordinator), own.registration));
-        Ok(Self {
-            process,
-            options,
-            session,
-            listener,
-            rendezvous,
-            phase,
-            coordinator,
-            _registration: registration,
-        })
+        let coordinator = own.map(|own| own.coordinator);
+        Ok(Self { process, options, session, listener, rendezvous, phase, coordinator })
     }
 
     /// This process among those of the job.
@@ -324,7 +298,6 @@ impl Member {
 /// The coordinator of a job without supervisors, in process 0.
 struct OwnCoordinator {
     coordinator: Arc<Coordinator>,
-    registration: Option<Arc<Registration>>,
     /// `true` if the others look for it at an address that is none of this machine.
     is_elsewhere: bool,
 }
@@ -335,12 +308,10 @@ impl OwnCoordinator {
         heartbeat: Duration,
         began: Instant,
     ) -> Result<Self, MemberError> {
-        let first_endpoint = options.etcd.as_ref().map(Etcd::first_endpoint);
-        let wanted = options.coordinator.as_deref();
-        let remote = wanted.or(first_endpoint).unwrap_or_default();
-        let address = |source| MemberError::Address { address: remote.to_owned(), source };
-        let local = address_on_the_way(remote, options, began)?;
-        let parsed: Option<HostPort> = wanted.and_then(|wanted| wanted.parse().ok());
+        let wanted = &options.coordinator;
+        let address = |source| MemberError::Address { address: wanted.clone(), source };
+        let local = address_on_the_way(wanted, options, began)?;
+        let parsed: Option<HostPort> = wanted.parse().ok();
         let port = parsed.as_ref().map_or(0, HostPort::port);
         let whereabouts = parsed.and_then(|wanted| Whereabouts::of(wanted.host()).ok());
         let listener = TcpListener::bind((local, port)).map_err(address)?;
@@ -354,28 +325,16 @@ impl OwnCoordinator {
         let overseer =
             Overseer::new(limits, None, move |text| say(&format!("coordinator: {text}")));
         let coordinator = Arc::new(Coordinator::start(listener, own, overseer.clone())?);
-        let registration = match &options.etcd {
-            Some(etcd) => {
-                let address =
-                    wanted.map_or_else(|| coordinator.address().to_string(), str::to_owned);
-                Some(Arc::new(Registration::publish(etcd.clone(), &options.job, &address, say)?))
-            }
-            None => None,
-        };
         let checked = Arc::downgrade(&coordinator);
-        let checked_registration = registration.as_ref().map(Arc::downgrade);
         thread::Builder::new().name("watchdog".to_owned()).spawn(move || {
             while let Some(coordinator) = checked.upgrade() {
                 overseer.check(&coordinator);
-                if let Some(registration) = checked_registration.as_ref().and_then(Weak::upgrade) {
-                    registration.check(&coordinator);
-                }
                 drop(coordinator);
                 thread::sleep(CHECK);
             }
         })?;
         let is_elsewhere = matches!(whereabouts, Some(Whereabouts::Elsewhere(_)));
-        Ok(Self { coordinator, registration, is_elsewhere })
+        Ok(Self { coordinator, is_elsewhere })
     }
 }
 

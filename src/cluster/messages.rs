@@ -5,12 +5,9 @@
 //! a [`Sealed`] envelope, answered by a [`ReplyBody`] in another one. The paths of the three gRPC
 //! methods are in [`method`].
 
-use std::ops::Range;
 use std::time::Duration;
 
 use prost::{Message, Oneof};
-
-use super::report::{Phase, PhaseChange, Report, StepTimes};
 
 /// Paths of the gRPC methods.
 pub(super) mod method {
@@ -73,8 +70,11 @@ pub(super) struct Sealed {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct CallBody {
-    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
+    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16")]
     pub ask: Option<Ask>,
+    /// A random number, the same in all calls of a worker or a supervisor.
+    #[prost(fixed64, tag = "17")]
+    pub caller: u64,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
@@ -109,6 +109,8 @@ pub(super) enum Ask {
     AskDirectives(AskDirectives),
     #[prost(message, tag = "15")]
     GiveUp(GiveUp),
+    #[prost(message, tag = "16")]
+    Resume(TellHeld),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -167,6 +169,57 @@ pub(super) struct Join {
     pub wait_ms: u64,
 }
 
+/// A worker tells a coordinator that was started again what it knows of the generation. Repeated
+/// until all processes have.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct TellHeld {
+    #[prost(message, optional, tag = "1")]
+    pub join: Option<Join>,
+    /// The largest horizon that it was granted.
+    #[prost(uint64, tag = "2")]
+    pub horizon: u64,
+    /// All events that it knows.
+    #[prost(message, repeated, tag = "3")]
+    pub events: Vec<EventRow>,
+    /// What it has wished for without seeing an event of it.
+    #[prost(uint32, repeated, tag = "4")]
+    pub wishes: Vec<u32>,
+    #[prost(message, repeated, tag = "5")]
+    pub values: Vec<HeldValue>,
+    #[prost(message, repeated, tag = "6")]
+    pub gathers: Vec<HeldGather>,
+    #[prost(message, repeated, tag = "7")]
+    pub history: Vec<GenerationRow>,
+    /// Number of this part, from 0, and how many there are.
+    #[prost(uint32, tag = "8")]
+    pub part: u32,
+    #[prost(uint32, tag = "9")]
+    pub num_parts: u32,
+}
+
+/// A key that the worker has set or removed.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct HeldValue {
+    #[prost(bytes = "vec", tag = "1")]
+    pub key: Vec<u8>,
+    /// Absent if it was removed.
+    #[prost(bytes = "vec", optional, tag = "2")]
+    pub value: Option<Vec<u8>>,
+    #[prost(uint64, tag = "3")]
+    pub revision: u64,
+}
+
+/// What the worker has contributed to a round of a gather.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct HeldGather {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(uint64, tag = "2")]
+    pub round: u64,
+    #[prost(bytes = "vec", tag = "3")]
+    pub value: Vec<u8>,
+}
+
 /// A property in which all programs of a job must agree.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Named {
@@ -176,7 +229,7 @@ pub(super) struct Named {
     pub value: String,
 }
 
-/// What a worker does, and how far it wants to be allowed to go. See [`Report`].
+/// What a worker does, and how far it wants to be allowed to go. See [`Report`](super::Report).
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Heartbeat {
     #[prost(uint32, tag = "1")]
@@ -322,6 +375,25 @@ pub(super) struct Register {
     /// number.
     #[prost(uint64, tag = "6")]
     pub attempt: u64,
+    #[prost(uint32, tag = "7")]
+    pub num_processes: u32,
+    /// The generation that it has started last, in an earlier session; 0 for none.
+    #[prost(uint64, tag = "8")]
+    pub generation: u64,
+    /// Its processes of that generation that have not ended.
+    #[prost(uint32, repeated, tag = "9")]
+    pub running: Vec<u32>,
+    /// Those that have ended in good order.
+    #[prost(message, repeated, tag = "10")]
+    pub ended: Vec<EndedRow>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct EndedRow {
+    #[prost(uint32, tag = "1")]
+    pub process_index: u32,
+    #[prost(int32, tag = "2")]
+    pub exit_code: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -352,7 +424,11 @@ pub(super) struct GiveUp {
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(super) struct Done {}
+pub(super) struct Done {
+    /// After a key was set or removed: a number that grows with every change.
+    #[prost(uint64, tag = "1")]
+    pub revision: u64,
+}
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Refused {
@@ -370,6 +446,8 @@ pub(super) enum Why {
     AlreadyExists = 2,
     Full = 3,
     Occupied = 4,
+    /// The caller has not introduced itself to this coordinator.
+    Unknown = 5,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -398,6 +476,9 @@ pub(super) struct Joined {
     pub heartbeat_ms: u64,
     #[prost(uint64, tag = "5")]
     pub dead_after_ms: u64,
+    /// A random number of this coordinator.
+    #[prost(fixed64, tag = "6")]
+    pub coordinator: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -437,6 +518,9 @@ pub(super) struct Grant {
     pub first_event: u64,
     #[prost(message, repeated, tag = "3")]
     pub events: Vec<EventRow>,
+    /// That of [`Joined`].
+    #[prost(fixed64, tag = "4")]
+    pub coordinator: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -529,98 +613,8 @@ pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-impl Heartbeat {
-    pub fn new(report: &Report, extend: Option<Extend>, saved_step: Option<u64>) -> Self {
-        let index = |&process: &usize| u32::try_from(process).ok();
-        Self {
-            phase: report.phase.code(),
-            step: report.step,
-            in_phase_us: micros(report.in_phase),
-            waits_for: report.waits_for.iter().filter_map(index).collect(),
-            steps: report.steps.iter().map(StepRow::from).collect(),
-            changes: report.changes.iter().map(ChangeRow::from).collect(),
-            extend,
-            saved_step,
-            first_replica: index(&report.replicas.start).unwrap_or(0),
-            num_replicas: index(&report.replicas.len()).unwrap_or(0),
-        }
-    }
-
-    /// The replicas of the process; empty while it does not know them.
-    pub fn replicas(&self) -> Range<usize> {
-        let first = self.first_replica as usize;
-        first..first + self.num_replicas as usize
-    }
-
-    /// The report of process `process_index`. A phase of another version of the program counts as
-    /// [`Phase::Start`].
-    pub fn report(&self, process_index: usize) -> Report {
-        let phase = |code| Phase::from_code(code).unwrap_or(Phase::Start);
-        let micros = Duration::from_micros;
-        let step = |row: &StepRow| StepTimes {
-            step: row.step,
-            own: micros(row.own_us),
-            waited: micros(row.waited_us),
-        };
-        let change = |row: &ChangeRow| PhaseChange {
-            phase: phase(row.phase),
-            step: row.step,
-            ago: micros(row.ago_us),
-        };
-        Report {
-            process_index,
-            replicas: self.replicas(),
-            phase: phase(self.phase),
-            step: self.step,
-            in_phase: micros(self.in_phase_us),
-            waits_for: self.waits_for.iter().map(|&process| process as usize).collect(),
-            steps: self.steps.iter().map(step).collect(),
-            changes: self.changes.iter().map(change).collect(),
-        }
-    }
-}
-
-impl From<&StepTimes> for StepRow {
-    fn from(times: &StepTimes) -> Self {
-        Self { step: times.step, own_us: micros(times.own), waited_us: micros(times.waited) }
-    }
-}
-
-impl From<&PhaseChange> for ChangeRow {
-    fn from(change: &PhaseChange) -> Self {
-        Self { phase: change.phase.code(), step: change.step, ago_us: micros(change.ago) }
-    }
-}
-
 impl Reply {
     pub fn refused(why: Why, message: impl Into<String>) -> Self {
         Self::Refused(Refused { why: why.into(), message: message.into() })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_report_survives_the_way() {
-        let report = Report {
-            process_index: 3,
-            replicas: 6..8,
-            phase: Phase::Collective,
-            step: 7,
-            in_phase: Duration::from_micros(1500),
-            waits_for: vec![1, 2],
-            steps: vec![StepTimes {
-                step: 6,
-                own: Duration::from_millis(5),
-                waited: Duration::from_micros(1),
-            }],
-            changes: vec![PhaseChange { phase: Phase::Data, step: 7, ago: Duration::from_secs(1) }],
-        };
-        let bytes = Heartbeat::new(&report, None, Some(0)).encode_to_vec();
-        let heartbeat = Heartbeat::decode(&*bytes).unwrap();
-        assert_eq!(heartbeat.report(3), report);
-        assert_eq!(heartbeat.saved_step, Some(0));
     }
 }

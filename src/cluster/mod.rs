@@ -6,7 +6,6 @@
 //! | [`environment`] | which process this is, from what a launcher has set |
 //! | [`Coordinator`] | keeps membership, values and wishes of a job; runs in a supervisor or in process 0 |
 //! | [`Session`], [`SupervisorSession`] | a process's, and a supervisor's, side of it |
-//! | [`Etcd`], [`Registration`] | etcd instead of the coordinator's key-value store |
 //! | [`Member`] | a process of a job: its session, and its connections to the others |
 //! | [`Rendezvous`] | collectives that processes compute, connected by [`Links`] |
 //! | [`Watchdog`], [`FlightRecorder`] | who is dead, stuck or slow, and what each did last |
@@ -17,8 +16,8 @@ mod codec;
 mod coordinator;
 mod device_order;
 pub mod environment;
-mod etcd;
 mod flight_recorder;
+mod heartbeats;
 mod host_collectives;
 mod member;
 mod members;
@@ -35,7 +34,6 @@ mod wish;
 
 pub use coordinator::{Coordinator, CoordinatorOptions, JobChange, Watcher};
 pub use device_order::{PlacedDevice, device_order, fsdp_line};
-pub use etcd::{Etcd, EtcdError, Registration, published_address};
 pub use flight_recorder::FlightRecorder;
 pub use host_collectives::{LastProcess, LaunchWaits, LinkError, LinkOptions, Links, Rendezvous};
 pub use member::{DEAD_AFTER, Member, MemberError, MemberOptions};
@@ -45,7 +43,8 @@ pub use own_host::{Whereabouts, host_name, local_address};
 pub use report::{Phase, PhaseChange, Report, StepTimes, thin};
 pub use secret::{Secret, SecretError, random_bytes};
 pub use session::{
-    Cause, Contact, Error, JoinOptions, Session, SupervisorOptions, SupervisorSession,
+    Cause, Contact, Error, HeldProcesses, JoinOptions, Session, SupervisorOptions,
+    SupervisorSession,
 };
 pub use tls::{Tls, TlsError, TlsFiles};
 pub use watchdog::{Culprit, Limits, Verdict, Watchdog, WorkerName};

@@ -21,13 +21,6 @@ pub struct ClusterConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("values" = "`HOST:PORT`", "absent" = "as the environment says"))]
     pub coordinator: Option<String>,
-    /// Where the processes exchange values: the coordinator, or an etcd cluster. With etcd they
-    /// also find the coordinator there, so that `coordinator` need not be set.
-    #[schemars(
-        extend("values" = "`\"builtin\"` or `\"etcd://HOST:PORT[,HOST:PORT...]\"`"),
-        with = "String",
-    )]
-    pub store: StoreUrl,
     /// Number of processes; `"auto"` is as the environment says, or 1. It must divide the replicas
     /// of the mesh.
     #[schemars(range(min = 1, max = MAX_PROCESSES), extend("unit" = "processes"))]
@@ -64,52 +57,6 @@ pub struct ClusterConfig {
     )]
     #[default(2.0)]
     pub heartbeat_secs: f64,
-}
-
-/// Where the processes of a run exchange values, and find the coordinator.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum StoreUrl {
-    /// The coordinator keeps them.
-    #[default]
-    Builtin,
-    /// An etcd cluster, with these endpoints, `HOST:PORT`.
-    Etcd(Vec<String>),
-}
-
-impl TryFrom<String> for StoreUrl {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        if text == "builtin" {
-            return Ok(Self::Builtin);
-        }
-        // Without the text: it may hold a password.
-        let wrong = || "a store is \"builtin\" or \"etcd://HOST:PORT[,HOST:PORT...]\"".to_owned();
-        let endpoints = text.strip_prefix("etcd://").ok_or_else(wrong)?;
-        let endpoints: Vec<_> = endpoints.split(',').map(str::to_owned).collect();
-        match endpoints.iter().all(|endpoint| endpoint.parse::<HostPort>().is_ok()) {
-            true => Ok(Self::Etcd(endpoints)),
-            false => Err(wrong()),
-        }
-    }
-}
-
-impl From<StoreUrl> for String {
-    fn from(store: StoreUrl) -> Self {
-        match store {
-            StoreUrl::Builtin => "builtin".to_owned(),
-            StoreUrl::Etcd(endpoints) => format!("etcd://{}", endpoints.join(",")),
-        }
-    }
-}
-
-impl std::str::FromStr for StoreUrl {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        text.to_owned().try_into()
-    }
 }
 
 /// The longest `join_timeout_secs`.

@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
-use crate::cluster::{self, Etcd, Secret, Tls};
+use crate::cluster::{self, Secret, Tls};
 
-pub use supervisor::launch;
+pub use supervisor::{coordinate, launch};
 
 /// Names of the environment variables by which a supervisor tells its workers what they are.
 pub mod variable {
@@ -42,8 +42,6 @@ pub mod variable {
     pub const JOB: &str = "LOCKSTEP_JOB";
     /// What all processes share, as hexadecimal digits.
     pub const TOKEN: &str = "LOCKSTEP_TOKEN";
-    /// Where values are kept: `etcd://HOST:PORT`.
-    pub const STORE: &str = "LOCKSTEP_STORE";
     /// File with the authority of the coordinator's certificate.
     pub const TLS_CA: &str = "LOCKSTEP_TLS_CA";
     /// Process id of the supervisor.
@@ -70,11 +68,10 @@ pub struct LaunchOptions {
     /// Index of this host.
     pub host_index: usize,
     /// Where the coordinator listens, `HOST:PORT`, if there are several hosts. It runs on the
-    /// first.
+    /// first, unless it is elsewhere.
     pub coordinator: Option<String>,
-    /// etcd as the store of the job, and its URL for the workers; `None`: the coordinator keeps the
-    /// values.
-    pub etcd: Option<(Etcd, String)>,
+    /// The coordinator is standalone.
+    pub is_coordinator_elsewhere: bool,
     /// Restarts in a row without a new checkpoint.
     pub max_restarts: usize,
     /// Time between two reports of a worker.
@@ -143,7 +140,7 @@ pub enum LaunchError {
     #[error(
         "--coordinator {address} is no address of this host ({host}), but host 0 (--host-index) \
          runs the coordinator: give an address of host 0 on all hosts, or --host-index 0 to the \
-         host that has this one"
+         host that has this one; if `lockstep coordinator` runs there, add --external-coordinator"
     )]
     Elsewhere {
         /// `HOST:PORT`.

@@ -13,9 +13,8 @@ use rustix::process::Signal;
 use super::worker::{Worker, WorkerCommand, WorkerEnd, describe};
 use super::{LaunchEnd, LaunchError, LaunchOptions, Requests, variable};
 use crate::cluster::{
-    self, Contact, Coordinator, CoordinatorOptions, DEAD_AFTER, Directive, Limits, Overseer,
-    Registration, SupervisorOptions, SupervisorSession, awake, host_name, local_address,
-    published_address, random_bytes,
+    self, Contact, Coordinator, CoordinatorOptions, DEAD_AFTER, Directive, HeldProcesses, Limits,
+    Overseer, SupervisorOptions, SupervisorSession, awake, host_name, random_bytes,
 };
 use crate::observe::say;
 
@@ -47,22 +46,6 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     let say_of_job = |text: &str| say(&format!("launch: {text}"));
     let overseer = Overseer::new(limits, options.record_dir.clone(), say_of_job);
     let (coordinator, address) = start_coordinator(options, overseer.clone())?;
-    let etcd = options.etcd.as_ref().map(|(etcd, _)| etcd);
-    let registration = match (etcd, &coordinator) {
-        (Some(etcd), Some(_)) => {
-            let publish = Registration::publish(etcd.clone(), &options.job, &address, say_of_job);
-            Some(publish?)
-        }
-        _ => None,
-    };
-    let address = match (etcd, address.is_empty()) {
-        (Some(etcd), true) => {
-            let authority = options.tls.0.authority.as_deref();
-            let within = options.start_within;
-            published_address(etcd, &options.job, &options.secret, authority, within)?
-        }
-        _ => address,
-    };
     let num_local = num_processes / num_hosts;
     let first_process = host_index * num_local;
     let own = SupervisorOptions {
@@ -77,6 +60,8 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         host: host_name(),
         first_process,
         num_local,
+        num_processes,
+        held: HeldProcesses::default(),
         attempt: 0,
         deadline: options.start_within,
     };
@@ -92,20 +77,18 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         address,
         own,
         session,
-        num_lost_sessions: 0,
         overseen: coordinator.as_ref().map(|coordinator| (&*overseer, coordinator)),
-        registration: registration.as_ref(),
         news,
         processes: first_process..first_process + num_local,
         workers: vec![],
         generation: 0,
+        ended_well: vec![],
         kill_at: None,
         forwarded: 0,
     };
     let ended = supervisor.run(&received);
     supervisor.kill();
     drop(coordinator);
-    drop(registration);
     ended
 }
 
@@ -159,18 +142,9 @@ fn start_coordinator(
     let address = match &options.coordinator {
         Some(address) => address.clone(),
         None if num_hosts == 1 => "127.0.0.1:0".to_owned(),
-        None => match &options.etcd {
-            // It is found in etcd.
-            Some(_) if host_index > 0 => return Ok((None, String::new())),
-            Some((etcd, _)) => {
-                let endpoint = etcd.first_endpoint();
-                let listen = |source| LaunchError::Listen { address: endpoint.to_owned(), source };
-                SocketAddr::new(local_address(endpoint).map_err(listen)?, 0).to_string()
-            }
-            None => return Err(LaunchError::NoCoordinator { num_hosts }),
-        },
+        None => return Err(LaunchError::NoCoordinator { num_hosts }),
     };
-    if host_index > 0 {
+    if host_index > 0 || options.is_coordinator_elsewhere {
         return Ok((None, address));
     }
     let listen = |source| LaunchError::Listen { address: address.clone(), source };
@@ -196,6 +170,31 @@ fn start_coordinator(
     Ok((Some(coordinator), address))
 }
 
+/// Runs a standalone coordinator until a signal ends it; returns its number. `ready` is called when
+/// it listens.
+///
+/// # Errors
+/// If it cannot listen there.
+pub fn coordinate(
+    address: &str,
+    options: CoordinatorOptions,
+    overseer: &Arc<Overseer>,
+    requests: &Requests,
+    ready: impl FnOnce(),
+) -> Result<usize, LaunchError> {
+    let listen = |source| LaunchError::Listen { address: address.to_owned(), source };
+    let listener = bind(address).map_err(listen)?;
+    let coordinator = Coordinator::start(listener, options, overseer.clone()).map_err(listen)?;
+    ready();
+    loop {
+        match requests.stop.load(Ordering::Relaxed) {
+            0 => overseer.check(&coordinator),
+            signal => return Ok(signal),
+        }
+        thread::sleep(POLL);
+    }
+}
+
 fn bind(address: &str) -> io::Result<TcpListener> {
     let addresses: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
     TcpListener::bind(&addresses[..])
@@ -203,8 +202,7 @@ fn bind(address: &str) -> io::Result<TcpListener> {
 
 /// What a supervisor hears of.
 enum News {
-    /// A worker that was started in the session with this number.
-    Ended(usize, WorkerEnd),
+    Ended(WorkerEnd),
     Directive(Directive),
     /// The coordinator is gone, or has forgotten this supervisor.
     Lost(cluster::Error),
@@ -236,17 +234,15 @@ struct Supervisor<'a> {
     address: String,
     own: SupervisorOptions,
     session: Arc<SupervisorSession>,
-    /// Sessions before this one. Another coordinator counts generations from 1 again.
-    num_lost_sessions: usize,
     /// On the first host.
     overseen: Option<(&'a Overseer, &'a Coordinator)>,
-    /// On the first host, if the job has etcd.
-    registration: Option<&'a Registration>,
     news: Sender<News>,
     processes: std::ops::Range<usize>,
     /// The workers that have not ended, with their index.
     workers: Vec<(usize, Worker)>,
     generation: u64,
+    /// Workers of this generation that have ended in good order, with their exit code.
+    ended_well: Vec<(usize, i32)>,
     /// When workers that have not ended by themselves are killed.
     kill_at: Option<Instant>,
     /// The number of the signal that was passed on to the workers; 0 for none.
@@ -259,18 +255,13 @@ impl Supervisor<'_> {
             self.forward_signals();
             if let Some((overseer, coordinator)) = self.overseen {
                 overseer.check(coordinator);
-                if let Some(registration) = self.registration {
-                    registration.check(coordinator);
-                }
             }
             if self.kill_at.is_some_and(|at| at <= Instant::now()) {
                 self.kill();
             }
             let Ok(news) = received.recv_timeout(POLL) else { continue };
             match news {
-                News::Ended(session, end) if session == self.num_lost_sessions => self.ended(&end),
-                // Another coordinator would take it for the end of one of its own.
-                News::Ended(..) => {}
+                News::Ended(end) => self.ended(&end),
                 News::Directive(Directive::Start { generation }) => self.start(generation)?,
                 News::Directive(Directive::Kill { .. }) => {
                     self.kill_at = Some(Instant::now() + GRACE);
@@ -289,10 +280,12 @@ impl Supervisor<'_> {
                     });
                 }
                 News::Lost(error) => {
-                    self.kill();
-                    self.workers.clear();
+                    // One that was started again lets the generation go on, if all of it is there.
+                    if !matches!(error, cluster::Error::Forgotten(_)) {
+                        self.kill();
+                        self.workers.clear();
+                    }
                     self.session = Arc::new(self.register_again(error)?);
-                    self.num_lost_sessions += 1;
                     forward_directives(self.session.clone(), self.news.clone());
                 }
             }
@@ -303,27 +296,24 @@ impl Supervisor<'_> {
     /// host's supervisor be started again.
     fn register_again(&mut self, lost: cluster::Error) -> Result<SupervisorSession, LaunchError> {
         let within = self.options.start_within;
-        say(&format!(
-            "launch: {lost}; its processes on this host are ended; trying to reach it again for {} \
-             s",
-            within.as_secs_f64()
-        ));
+        let ended = match lost {
+            cluster::Error::Forgotten(_) => "",
+            _ => "its processes on this host are ended; ",
+        };
+        let secs = within.as_secs_f64();
+        say(&format!("launch: {lost}; {ended}trying to reach it again for {secs} s"));
         let until = awake::now() + within;
         let attempt = attempt_number()?;
         loop {
-            if self.requests.stop.load(Ordering::Relaxed) > 0 {
+            if self.requests.stop.load(Ordering::Relaxed) > 0 && self.workers.is_empty() {
                 return Err(lost.into());
             }
-            if let (None, Some((etcd, _))) = (&self.options.coordinator, &self.options.etcd) {
-                // Another one, at another address, may have taken its place.
-                let (job, secret) = (&self.options.job, &self.options.secret);
-                let authority = self.options.tls.0.authority.as_deref();
-                if let Ok(address) = published_address(etcd, job, secret, authority, ATTEMPT) {
-                    self.address = address.clone();
-                    self.own.contact.address = address;
-                }
-            }
-            let own = SupervisorOptions { attempt, deadline: ATTEMPT, ..self.own.clone() };
+            let held = HeldProcesses {
+                generation: self.generation,
+                running: self.workers.iter().map(|(index, _)| *index).collect(),
+                ended: self.ended_well.clone(),
+            };
+            let own = SupervisorOptions { attempt, deadline: ATTEMPT, held, ..self.own.clone() };
             match SupervisorSession::register(own) {
                 Ok(session) => return Ok(session),
                 Err(cluster::Error::Unreachable { address, error, .. })
@@ -348,6 +338,7 @@ impl Supervisor<'_> {
             return Ok(());
         }
         (self.generation, self.kill_at) = (generation, None);
+        self.ended_well.clear();
         let ends = self.forward_ends();
         let first = self.processes.start;
         for process_index in self.processes.clone() {
@@ -366,9 +357,6 @@ impl Supervisor<'_> {
             if let (_, Some(authority)) = &self.options.tls {
                 environment.push((variable::TLS_CA, authority.to_string_lossy().into_owned()));
             }
-            if let Some((_, url)) = &self.options.etcd {
-                environment.push((variable::STORE, url.clone()));
-            }
             let (program, arguments) = (&self.options.program, &self.options.arguments);
             let command = WorkerCommand { program, arguments, environment };
             let worker = Worker::start(command, (generation, process_index), &ends);
@@ -382,10 +370,10 @@ impl Supervisor<'_> {
     /// A channel for the ends of workers, which become news.
     fn forward_ends(&self) -> Sender<WorkerEnd> {
         let (ends, received) = mpsc::channel();
-        let (session, news) = (self.num_lost_sessions, self.news.clone());
+        let news = self.news.clone();
         thread::spawn(move || {
             for end in received {
-                if news.send(News::Ended(session, end)).is_err() {
+                if news.send(News::Ended(end)).is_err() {
                     return;
                 }
             }
@@ -399,6 +387,11 @@ impl Supervisor<'_> {
         }
         let status = describe(&end.status);
         let exit_code = end.status.as_ref().ok().and_then(std::process::ExitStatus::code);
+        if let Some(code @ (0 | 129 | 130 | 143)) = exit_code
+            && end.generation == self.generation
+        {
+            self.ended_well.push((end.process_index, code));
+        }
         // A coordinator that does not answer is noticed by the session too.
         let _ = self.session.child_ended(end.generation, end.process_index, &status, exit_code);
     }

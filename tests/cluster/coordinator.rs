@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use lockstep::cluster::{
-    AgreedWish, Cause, Contact, Coordinator, CoordinatorOptions, Directive, Error, JobChange,
-    JoinOptions, Phase, Report, Secret, Session, SlowPeer, StepTimes, SupervisorOptions,
+    AgreedWish, Cause, Contact, Coordinator, CoordinatorOptions, Directive, Error, HeldProcesses,
+    JobChange, JoinOptions, Phase, Report, Secret, Session, SlowPeer, StepTimes, SupervisorOptions,
     SupervisorSession, Watcher, Wish,
 };
 
@@ -112,6 +112,8 @@ impl Cluster {
             host: format!("host{host_index}"),
             first_process: host_index * num_local,
             num_local,
+            num_processes: self.num_processes,
+            held: HeldProcesses::default(),
             attempt: host_index as u64,
             deadline: 5 * SECOND,
         }
@@ -123,14 +125,18 @@ fn all<T: Send + 'static>(
     sessions: &[Session],
     work: impl Fn(&Session) -> T + Clone + Send + 'static,
 ) -> Vec<T> {
-    let threads: Vec<_> = sessions
-        .iter()
-        .map(|session| {
-            let (session, work) = (session.clone(), work.clone());
-            thread::spawn(move || work(&session))
-        })
-        .collect();
-    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    all_later(sessions, work).into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+fn all_later<T: Send + 'static>(
+    sessions: &[Session],
+    work: impl Fn(&Session) -> T + Clone + Send + 'static,
+) -> Vec<JoinHandle<T>> {
+    let start = |session: &Session| {
+        let (session, work) = (session.clone(), work.clone());
+        thread::spawn(move || work(&session))
+    };
+    sessions.iter().map(start).collect()
 }
 
 fn wait_for(what: &str, mut is_true: impl FnMut() -> bool) {
@@ -581,6 +587,59 @@ fn a_supervisor_that_vanishes_ends_the_job() {
     let expected = "the supervisor on host1 (--host-index 1) has not been heard of for 1 s";
     assert!(text.starts_with(expected), "{text}");
     assert_eq!(directives.len(), 3);
+}
+
+/// A standalone coordinator is stopped without a word and started again, in the middle of gathers.
+#[test]
+fn processes_go_on_when_the_coordinator_is_started_again() {
+    let mut cluster = Cluster::with(2, |options| {
+        options.num_processes = 0;
+        options.is_standalone = true;
+        options.dead_after = 20 * SECOND;
+    });
+    let register = |cluster: &Cluster, held: HeldProcesses| {
+        let options = SupervisorOptions { held, ..cluster.supervisor(0, 1) };
+        SupervisorSession::register(options).unwrap()
+    };
+    let mut supervisor = register(&cluster, HeldProcesses::default());
+    let directive = supervisor.next_directive(5 * SECOND).unwrap();
+    assert_eq!(directive, Some(Directive::Start { generation: 1 }));
+    let sessions = cluster.join_all();
+    sessions[0].put(b"kept", b"1", false).unwrap();
+    sessions[0].put(b"gone", b"1", false).unwrap();
+    sessions[1].delete(b"gone").unwrap();
+    let work = all_later(&sessions, |session| {
+        let index = session.process_index() as u8;
+        for round in 0..100u8 {
+            let gathered = session.gather("g", vec![index, round], 20 * SECOND).unwrap();
+            assert_eq!(gathered, [[0, round], [1, round]]);
+            session.may_leave(u64::from(round)).unwrap();
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    for _ in 0..2 {
+        thread::sleep(Duration::from_millis(120));
+        cluster.coordinator = None;
+        let listener = TcpListener::bind(cluster.address).unwrap();
+        let mut options = CoordinatorOptions::new("job", secret(), 0);
+        options.is_standalone = true;
+        options.dead_after = 20 * SECOND;
+        let log = Arc::clone(&cluster.log) as Arc<_>;
+        cluster.coordinator = Some(Coordinator::start(listener, options, log).unwrap());
+        let lost = supervisor.next_directive(5 * SECOND);
+        assert!(matches!(lost, Err(Error::Forgotten(_))), "{lost:?}");
+        let held = HeldProcesses { generation: 1, running: vec![0, 1], ended: vec![] };
+        supervisor = register(&cluster, held);
+    }
+    work.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(sessions[1].try_get(b"kept").unwrap(), b"1");
+    assert!(matches!(sessions[0].try_get(b"gone"), Err(Error::KeyNotSet(_))));
+    assert!(matches!(sessions[1].put(b"kept", b"2", false), Err(Error::KeyIsSet(_))));
+    assert_eq!(supervisor.next_directive(Duration::from_millis(50)).unwrap(), None);
+    let notes = cluster.log.changes.lock().unwrap();
+    let goes_on =
+        JobChange::Note("the coordinator was started again; generation 1 goes on".to_owned());
+    assert_eq!(notes.iter().filter(|change| **change == goes_on).count(), 2);
 }
 
 #[test]

@@ -172,13 +172,15 @@ fn supervisors_that_were_killed_are_started_again() {
     kill(&mut first);
     first = hosts.start(dir.path(), 0, 2, &args);
     second.until("another attempt", |run| run.said().contains("trying to reach it again"));
-    first.until("its generation", |run| run.said().contains("generation 1 runs"));
+    // The second one tells the new coordinator of the generation that is not whole any more.
+    first.until("its generation", |run| run.said().contains("generation 3 runs"));
+    assert!(first.said().contains("the coordinator was started again"), "{}", first.said());
     let last = super::last_step(&killed).unwrap();
     first.until_step(&killed, last + 50);
     for (_, pid) in workers_of(second.child.id()) {
         send("KILL", pid);
     }
-    first.until("another generation", |run| run.said().contains("generation 2 runs"));
+    first.until("another generation", |run| run.said().contains("generation 4 runs"));
     let supervisors = [first.child.id(), second.child.id()];
     first.end().succeeded();
     second.end().succeeded();

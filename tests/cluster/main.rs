@@ -5,7 +5,7 @@
 //!   run
 //! - `hosts`: two hosts, whose network is cut and whose supervisors are killed
 //! - `coordinator`: the coordinator and its sessions, without processes
-//! - `etcd`: jobs with etcd as their store
+//! - `standalone`: a coordinator on its own, killed and started again
 //! - `chaos`: events of every kind in a row; `LOCKSTEP_NUM_EVENTS` and `LOCKSTEP_SEED` set how many
 //!   and which
 //!
@@ -14,9 +14,9 @@
 mod bits;
 mod chaos;
 mod coordinator;
-mod etcd;
 mod failures;
 mod hosts;
+mod standalone;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! The arguments, in one table.
 
+mod launch;
 mod own_data;
 
-use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -11,8 +11,10 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use super::changes::Changes;
 pub use super::changes::ConfigArgs;
-use crate::config::{HostPort, MAX_BATCH, StoreUrl, expand_home};
+use crate::config::{MAX_BATCH, expand_home};
 use crate::targets::cost::{NamedNetwork, Stragglers, WhatIf};
+use launch::COORDINATOR_HELP;
+pub use launch::{CoordinatorArgs, JobRules, LaunchArgs};
 pub use own_data::{DataArgs, InitArgs, InitKind, PredictArgs};
 
 /// Synchronous distributed training on XLA.
@@ -51,6 +53,9 @@ pub enum Command {
     /// Run several training processes on this host, and start them again after a failure
     #[command(after_help = TRAIN_EXIT_CODES)]
     Launch(LaunchArgs),
+    /// Run the coordinator of a job whose hosts have `lockstep launch --external-coordinator`
+    #[command(after_help = COORDINATOR_HELP)]
+    Coordinator(CoordinatorArgs),
     /// Evaluate a trained model on the evaluation data of its run, or on others
     Evaluate(EvaluateArgs),
     /// Predict the classes, labels or values of texts, images, arrays, or rows of a table; prints a
@@ -295,61 +300,6 @@ pub struct CompareArgs {
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// Arguments of `launch`.
-#[derive(Debug, clap::Args)]
-pub struct LaunchArgs {
-    /// Number of processes, on all hosts; by default one per core of this host, on each
-    #[arg(long, value_name = "N")]
-    pub num_processes: Option<NonZeroUsize>,
-    /// Number of hosts; on each, start `lockstep launch` with the same arguments but for
-    /// --host-index
-    #[arg(long, value_name = "N", default_value = "1")]
-    pub hosts: NonZeroUsize,
-    /// Index of this host, from 0
-    #[arg(long, value_name = "I", default_value_t = 0)]
-    pub host_index: usize,
-    /// Where the coordinator listens, on host 0; needed with several hosts
-    #[arg(long, value_name = "HOST:PORT")]
-    pub coordinator: Option<HostPort>,
-    /// etcd://HOST:PORT[,...]: keep values in etcd instead of the coordinator; hosts find the
-    /// coordinator there too
-    #[arg(long, value_name = "URL", default_value = "builtin")]
-    pub store: StoreUrl,
-    /// File with the token that all hosts share: at least 32 hexadecimal digits. Or set
-    /// LOCKSTEP_TOKEN
-    #[arg(long, value_name = "FILE", value_parser = path())]
-    pub token_file: Option<PathBuf>,
-    /// PEM file with the authority that has signed the coordinator's certificate: TLS to the
-    /// coordinator; on all hosts
-    #[arg(long, value_name = "FILE", value_parser = path())]
-    pub tls_ca: Option<PathBuf>,
-    /// PEM file with the coordinator's certificate; on host 0
-    #[arg(long, value_name = "FILE", value_parser = path())]
-    pub tls_certificate: Option<PathBuf>,
-    /// PEM file with the private key of the certificate; on host 0
-    #[arg(long, value_name = "FILE", value_parser = path())]
-    pub tls_key: Option<PathBuf>,
-    /// Restarts in a row without a new checkpoint, after which the job fails
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub max_restarts: usize,
-    /// Seconds between two reports of a worker; without one for 4 times as long it counts as dead
-    #[arg(long, value_name = "SECS", default_value_t = 2.0)]
-    pub heartbeat_secs: f64,
-    /// Seconds that a phase of a step may last, after which the process is stuck; by default 20
-    /// times a step, at least 30
-    #[arg(long, value_name = "SECS")]
-    pub stuck_after_secs: Option<f64>,
-    /// Directory for flight_recorder.jsonl: what each process did last, written when some fail
-    #[arg(long, value_name = "DIR", value_parser = path())]
-    pub record_dir: Option<PathBuf>,
-    /// Seconds within which all supervisors must have started, or have come back after a failure
-    #[arg(long, value_name = "SECS", default_value_t = 300.0)]
-    pub start_within_secs: f64,
-    /// The command of each process: train CONFIG ...
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    pub command: Vec<OsString>,
 }
 
 const TRAIN_EXIT_CODES: &str = "\

@@ -15,7 +15,7 @@ use crate::cluster::environment::{
     DEFAULT_PORT, Environment, Given, Known, Probe, metadata as ask_metadata, unread,
 };
 use crate::cluster::{Secret, SecretError, Whereabouts, host_name};
-use crate::config::{AutoOr, Backend, Config, HostPort, StoreUrl};
+use crate::config::{AutoOr, Backend, Config, HostPort};
 use crate::launch::variable;
 
 /// Something that is wrong.
@@ -49,8 +49,6 @@ pub struct OwnPlace {
     pub obstacle: Option<String>,
     /// The secret that the processes of the job share, if there are several.
     pub secret: Option<Secret>,
-    /// Where the processes of the job keep values.
-    pub store: StoreUrl,
     /// The problem.
     pub findings: Vec<Fault>,
 }
@@ -64,8 +62,6 @@ pub struct Wanted<'a> {
     backend: Option<&'a Backend>,
     /// The file with the token, which is otherwise in a variable.
     token_file: Option<&'a Path>,
-    /// Where values are kept, as the configuration says. A variable goes before it.
-    store: StoreUrl,
 }
 
 /// This machine.
@@ -89,19 +85,12 @@ pub fn of_run(config: &Config) -> OwnPlace {
         num_processes: value(cluster.num_processes),
     };
     if given.num_processes == Some(1) {
-        return OwnPlace {
-            environment: None,
-            obstacle: None,
-            secret: None,
-            store: StoreUrl::Builtin,
-            findings: vec![],
-        };
+        return OwnPlace { environment: None, obstacle: None, secret: None, findings: vec![] };
     }
     let wanted = Wanted {
         given,
         backend: Some(&config.device.backend),
         token_file: cluster.token_file.as_deref(),
-        store: cluster.store.clone(),
     };
     here(&wanted, &Host::here(), config.device.backend == Backend::Tpu)
 }
@@ -171,9 +160,8 @@ fn examine(probe: &Probe, wanted: &Wanted<'_>, machine: &Machine<'_>) -> OwnPlac
             let error = in_two(&error.to_string(), Weight::Error);
             let obstacle = Some(error.what.clone());
             findings.push(error);
-            let store = store(probe, wanted, None, &mut findings);
             let secret = findings_of_token(probe, wanted, None, &mut findings);
-            return OwnPlace { environment: None, obstacle, secret, store, findings };
+            return OwnPlace { environment: None, obstacle, secret, findings };
         }
     };
     let several = environment.as_ref().filter(|environment| environment.num_processes.value > 1);
@@ -181,11 +169,9 @@ fn examine(probe: &Probe, wanted: &Wanted<'_>, machine: &Machine<'_>) -> OwnPlac
         let contradictions = environment.contradictions.iter();
         findings.extend(contradictions.map(|text| in_two(text, Weight::Warning)));
     }
-    let store = store(probe, wanted, several, &mut findings);
     match several {
         Some(several) => {
-            let is_found_in_store = store != StoreUrl::Builtin;
-            let missing = several.coordinator().err().filter(|_| !is_found_in_store);
+            let missing = several.coordinator().err();
             findings.extend(missing.map(|error| in_two(&error.to_string(), Weight::Error)));
             findings.extend(address(probe, several, machine));
         }
@@ -196,7 +182,7 @@ fn examine(probe: &Probe, wanted: &Wanted<'_>, machine: &Machine<'_>) -> OwnPlac
     findings.extend(chips(probe, wanted, several, machine));
     let slice = environment.as_ref().and_then(|environment| environment.slice.as_ref());
     findings.extend(slice.and_then(|slice| slice_hosts(slice, wanted, several)));
-    OwnPlace { environment, obstacle: None, secret, store, findings }
+    OwnPlace { environment, obstacle: None, secret, findings }
 }
 
 fn finding(what: impl Into<String>, change: impl Into<String>, weight: Weight) -> Fault {
@@ -212,21 +198,6 @@ fn in_two(message: &str, weight: Weight) -> Fault {
 /// `true` if somebody has given the number of processes on purpose.
 fn is_told(environment: &Environment) -> bool {
     [variable::NUM_PROCESSES, "cluster.num_processes"].contains(&&*environment.num_processes.from)
-}
-
-/// Where the processes keep values: as a variable says, or else the configuration.
-fn store(
-    probe: &Probe,
-    wanted: &Wanted<'_>,
-    several: Option<&Environment>,
-    findings: &mut Vec<Fault>,
-) -> StoreUrl {
-    let Some(text) = (probe.variable)(variable::STORE) else { return wanted.store.clone() };
-    text.parse().unwrap_or_else(|why| {
-        let what = format!("{} is \"{text}\", but {why}", variable::STORE);
-        findings.push(finding(what, "correct it, or remove it", weight_for(several)));
-        StoreUrl::Builtin
-    })
 }
 
 /// The weight of a problem that only matters to several processes: it ends `train` if this is one

@@ -109,14 +109,6 @@ fn what_contradicts_is_a_finding_with_what_to_change() {
     for (recorded, weight, what, change) in rows {
         check(findings(&[recorded, &[TOKEN]].concat()), weight, what, change);
     }
-    // etcd has the address.
-    let two = [TOKEN, "RANK=1", "WORLD_SIZE=2"];
-    let wanted = Wanted { store: "etcd://a:2379".parse().unwrap(), ..Wanted::default() };
-    assert_eq!(place(&two, &wanted, "").findings, []);
-    let with = |store: &'static str| findings(&[&two[..], &["MASTER_ADDR=a", store]].concat());
-    assert_eq!(findings(&[&two[..], &["LOCKSTEP_STORE=etcd://a:2379"]].concat()), []);
-    let what = "LOCKSTEP_STORE is \"etcd://a\", but a store is";
-    check(with("LOCKSTEP_STORE=etcd://a"), Weight::Error, what, "correct it");
 }
 
 #[test]

@@ -41,6 +41,15 @@ impl Horizon {
         event
     }
 
+    /// A process holds this horizon and these events, of a coordinator that is gone: the first of
+    /// all events.
+    pub fn hold(&mut self, granted: u64, events: Vec<AgreedWish>) {
+        self.granted = self.granted.max(granted);
+        if events.len() > self.events.len() {
+            self.events = events;
+        }
+    }
+
     /// Grants the horizon `wanted`, or a larger one granted before, to a process that knows
     /// `num_known` events.
     pub fn extend(&mut self, wanted: u64, num_known: usize) -> Granted {

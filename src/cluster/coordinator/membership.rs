@@ -22,7 +22,7 @@ pub struct Membership {
 }
 
 /// A process that has joined.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JoinedProcess {
     pub session: u64,
     pub host: String,
@@ -133,6 +133,14 @@ impl Membership {
             }
         }
         Admission::JoinedProcess
+    }
+
+    /// A process has left before this coordinator could hear of it.
+    pub fn left_before(&mut self, process_index: usize, outcome: &str) {
+        if let Some(slot @ None) = self.members.get_mut(process_index) {
+            *slot = Some(JoinedProcess { outcome: Some(outcome.to_owned()), ..Default::default() });
+            self.num_joined += 1;
+        }
     }
 
     /// Those that have not joined.

@@ -33,12 +33,14 @@ use self::job::{Failure, FailureKind, JobOptions, JobState};
 use self::service::{CoordinatorService, Shared};
 use super::members::SlowPeer;
 use super::report::Report;
-use super::secret::Secret;
+use super::secret::{Secret, random_bytes};
 
 /// A connection whose other end vanished is closed after two of these.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// The longest time between two calls of a worker that waits for news.
 const BETWEEN_CALLS: Duration = Duration::from_millis(100);
+/// Workers and supervisors that a standalone coordinator is prepared for.
+const STANDALONE_CALLERS: usize = 8192;
 /// When the coordinator stops, callers may hear of the end for this long.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -65,6 +67,10 @@ pub struct CoordinatorOptions {
     pub kill_within: Duration,
     /// Restarts in a row without a new checkpoint: 3.
     pub max_restarts: usize,
+    /// The first supervisor says how many hosts and processes the job has. When the job has ended,
+    /// another one may come. The processes of a job go on when the coordinator stops, and wait for
+    /// another at its address.
+    pub is_standalone: bool,
     /// Bytes in the key-value store, gathers included: 64 MiB.
     pub max_store_bytes: usize,
     /// Certificate chain and private key, in PEM; `None`: without TLS.
@@ -85,6 +91,7 @@ impl CoordinatorOptions {
             start_within: Duration::from_secs(60),
             kill_within: Duration::from_secs(30),
             max_restarts: 3,
+            is_standalone: false,
             max_store_bytes: 64 << 20,
             tls: None,
         }
@@ -110,10 +117,12 @@ pub trait Watcher: Send + Sync {
     }
 }
 
-/// A running coordinator. Stops when dropped; processes that are still in the job fail then.
+/// A running coordinator. Stops when dropped; processes that are still in the job fail then, unless
+/// it is standalone.
 pub struct Coordinator {
     shared: Arc<Shared>,
     address: SocketAddr,
+    is_standalone: bool,
     runtime: Option<Runtime>,
     stop: Option<oneshot::Sender<()>>,
     server: Option<JoinHandle<()>>,
@@ -139,8 +148,14 @@ impl Coordinator {
             kill_within: options.kill_within,
             max_restarts: options.max_restarts,
             max_store_bytes: options.max_store_bytes,
+            is_standalone: options.is_standalone,
+            coordinator: u64::from_le_bytes(*random_bytes()?.first_chunk().unwrap_or(&[0; 8])),
         });
-        let max_sessions = 4 * (options.num_processes + options.num_hosts.unwrap_or(0)) + 64;
+        let num_callers = match options.is_standalone {
+            true => STANDALONE_CALLERS,
+            false => options.num_processes + options.num_hosts.unwrap_or(0),
+        };
+        let max_sessions = 4 * num_callers + 64;
         let door = Door::new(&options.job, options.secret, max_sessions)?;
         let shared = Arc::new(Shared::new(job, door, watcher));
         let mut server = Server::builder()
@@ -182,17 +197,14 @@ impl Coordinator {
                 tokio::time::sleep(interval).await;
             }
         });
-        Ok(Self { shared, address, runtime: Some(runtime), stop: Some(stop), server: Some(server) })
+        let (runtime, stop, server) = (Some(runtime), Some(stop), Some(server));
+        let is_standalone = options.is_standalone;
+        Ok(Self { shared, address, is_standalone, runtime, stop, server })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
-    }
-
-    /// The generation that is forming or running, from 1; 0 before the first.
-    pub fn generation(&self) -> u64 {
-        self.shared.with_job(|_, job| job.generation())
     }
 
     /// Fails the running generation because of these processes.
@@ -208,27 +220,6 @@ impl Coordinator {
     /// Tells the first process that another one is slow.
     pub fn name_slow(&self, peer: &SlowPeer) {
         self.shared.name_slow(peer);
-    }
-
-    /// The lease of a process in the store has ended: it has shown no sign of life for `silent`.
-    /// Fails the generation, unless the process has left it or another one runs.
-    pub fn lost_lease(&self, generation: u64, process_index: usize, silent: Duration) {
-        self.shared.with_job(|now, job| {
-            let member = job.membership.member(process_index);
-            let is_in = member.is_some_and(|member| member.outcome.is_none());
-            if job.generation() != generation || !is_in {
-                return;
-            }
-            let name = job.membership.describe(process_index);
-            let secs = silent.as_secs();
-            let reason = format!(
-                "{name} is dead: its lease in etcd has ended, no sign of life for {secs} s"
-            );
-            job.fail(
-                now,
-                Failure { processes: vec![process_index], reason, kind: FailureKind::FirstHand },
-            );
-        });
     }
 
     /// Waits up to `timeout` until the job has ended. `true` if it has.
@@ -252,12 +243,14 @@ impl Coordinator {
 
 impl Drop for Coordinator {
     fn drop(&mut self) {
-        let has_ended = self.poll(Duration::ZERO, JobState::has_ended);
-        self.shared.with_job(|now, job| job.give_up(now, "the coordinator was stopped"));
-        self.poll(LINGER, JobState::all_were_told);
-        if !has_ended {
-            // Workers that are between two calls hear of it with the next one.
-            thread::sleep(BETWEEN_CALLS);
+        if !self.is_standalone {
+            let has_ended = self.poll(Duration::ZERO, JobState::has_ended);
+            self.shared.with_job(|now, job| job.give_up(now, "the coordinator was stopped"));
+            self.poll(LINGER, JobState::all_were_told);
+            if !has_ended {
+                // Workers that are between two calls hear of it with the next one.
+                thread::sleep(BETWEEN_CALLS);
+            }
         }
         self.shared.stop_waiting();
         if let Some(stop) = self.stop.take() {
@@ -266,7 +259,7 @@ impl Drop for Coordinator {
         if let (Some(runtime), Some(server)) = (self.runtime.take(), self.server.take()) {
             // Lets the last answers out.
             let _ = runtime.block_on(async { tokio::time::timeout(LINGER, server).await });
-            runtime.shutdown_background();
+            runtime.shutdown_timeout(LINGER);
         }
     }
 }

@@ -184,26 +184,37 @@ impl Shared {
         }
     }
 
-    async fn answer(&self, session: u64, ask: Ask) -> Reply {
+    async fn answer(&self, caller: u64, ask: Ask) -> Reply {
         match ask {
-            Ask::Join(join) => self.join(session, join).await,
+            Ask::Join(join) => {
+                self.admit(join.wait_ms, |now, job| job.join(now, caller, &join)).await
+            }
+            Ask::Resume(resume) => {
+                let wait = resume.join.as_ref().map_or(0, |join| join.wait_ms);
+                self.admit(wait, |now, job| job.resume(now, caller, &resume)).await
+            }
             Ask::Register(register) => {
-                self.with_job(|now, job| job.register(now, session, &register))
+                self.with_job(|now, job| job.register(now, caller, &register))
             }
             Ask::ChildEnded(_) | Ask::AskDirectives(_) | Ask::GiveUp(_) => {
-                self.answer_supervisor(session, ask).await
+                self.answer_supervisor(caller, ask).await
             }
-            ask => match self.with_job(|now, job| job.worker(now, session)) {
-                Ok(process_index) => self.answer_worker(session, process_index, ask).await,
+            ask => match self.with_job(|now, job| job.worker(now, caller)) {
+                Ok(process_index) => self.answer_worker(caller, process_index, ask).await,
                 Err(answer) => answer,
             },
         }
     }
 
-    async fn join(&self, session: u64, join: wire::Join) -> Reply {
+    /// Asks whether a process is admitted until it is, or is refused.
+    async fn admit(
+        &self,
+        wait_ms: u64,
+        mut ask: impl FnMut(Duration, &mut JobState) -> Reply,
+    ) -> Reply {
         let mut last = None;
-        let wait = Duration::from_millis(join.wait_ms).min(self.sign_of_life());
-        let ask = |now, job: &mut JobState| match job.join(now, session, &join) {
+        let wait = Duration::from_millis(wait_ms).min(self.sign_of_life());
+        let ask = |now, job: &mut JobState| match ask(now, job) {
             Reply::NotYet(not_yet) => {
                 last = Some(Reply::NotYet(not_yet));
                 None
@@ -214,22 +225,22 @@ impl Shared {
         answer.or(last).unwrap_or(Reply::NotYet(wire::NotYet::default()))
     }
 
-    async fn answer_supervisor(&self, session: u64, ask: Ask) -> Reply {
-        if !self.with_job(|now, job| job.supervisor(now, session)) {
-            return Reply::refused(Why::Invalid, "this session is not a registered supervisor");
+    async fn answer_supervisor(&self, caller: u64, ask: Ask) -> Reply {
+        if !self.with_job(|now, job| job.supervisor(now, caller)) {
+            return Reply::refused(Why::Unknown, "this supervisor has not registered");
         }
         match ask {
             Ask::ChildEnded(ended) => {
-                self.with_job(|now, job| job.child_ended(now, session, &ended));
+                self.with_job(|now, job| job.child_ended(now, caller, &ended));
             }
             Ask::GiveUp(give_up) => self.with_job(|now, job| job.give_up(now, &give_up.reason)),
             Ask::AskDirectives(wire::AskDirectives { num_known, wait_ms }) => {
                 let num_known = usize::try_from(num_known).unwrap_or(usize::MAX);
                 let wait = Duration::from_millis(wait_ms).min(self.sign_of_life());
                 let answer = self.wait(Topic::Job, wait, |_, job| {
-                    job.knows_directives(session, num_known);
+                    job.knows_directives(caller, num_known);
                     let rows: Vec<_> = job
-                        .directives(session, num_known)
+                        .directives(caller, num_known)
                         .iter()
                         .map(|known| known.to_row())
                         .collect();
@@ -239,11 +250,11 @@ impl Shared {
             }
             _ => {}
         }
-        Reply::Done(wire::Done {})
+        Reply::Done(wire::Done::default())
     }
 
-    async fn answer_worker(&self, session: u64, process_index: usize, ask: Ask) -> Reply {
-        let done = Reply::Done(wire::Done {});
+    async fn answer_worker(&self, caller: u64, process_index: usize, ask: Ask) -> Reply {
+        let done = Reply::Done(wire::Done::default());
         match ask {
             Ask::Heartbeat(heartbeat) => self.heartbeat(process_index, &heartbeat),
             Ask::Watch(watch) => {
@@ -258,7 +269,7 @@ impl Shared {
                         let rows = job.membership.slow.get(num_known..)?.to_vec();
                         (!rows.is_empty()).then_some(Reply::Slow(wire::SlowRows { rows }))
                     };
-                    job.member(session).err().or_else(|| slow(job))
+                    job.member(caller).err().or_else(|| slow(job))
                 };
                 self.wait(Topic::Job, wait, news).await.unwrap_or(done)
             }
@@ -294,7 +305,7 @@ impl Shared {
                 let topic = Topic::Key(key.clone());
                 let get = |_, job: &mut JobState| match job.store.get(&key) {
                     Some(value) => Some(Reply::Value(wire::FoundValue { value: value.to_vec() })),
-                    None => job.member(session).err(),
+                    None => job.member(caller).err(),
                 };
                 let answer = match wait.is_zero() {
                     true => self.with_job(get),
@@ -305,15 +316,16 @@ impl Shared {
             Ask::Put(wire::Put { key, value, overwrite }) => {
                 let result = self.with_job(|_, job| job.store.put(&key, value, overwrite));
                 self.notify(&Topic::Key(key));
-                result.map_or_else(|error| refused(&error), |()| done)
+                let done = |revision| Reply::Done(wire::Done { revision });
+                result.map_or_else(|error| refused(&error), done)
             }
             Ask::Delete(wire::Delete { key }) => {
                 match self.with_job(|_, job| job.store.delete(&key)) {
-                    true => done,
-                    false => Reply::refused(Why::NotFound, "the key is not set"),
+                    Some(revision) => Reply::Done(wire::Done { revision }),
+                    None => Reply::refused(Why::NotFound, "the key is not set"),
                 }
             }
-            Ask::Gather(gather) => self.gather(session, process_index, gather).await,
+            Ask::Gather(gather) => self.gather(caller, process_index, gather).await,
             Ask::Wish(wire::MakeWish { wish }) => match Wish::from_code(wish) {
                 Some(wish) => {
                     self.with_job(|_, job| job.horizon.wish(wish));
@@ -331,14 +343,14 @@ impl Shared {
             job.heartbeat(process_index, heartbeat);
             match heartbeat.extend {
                 Some(extend) => grant(job, extend),
-                None => Reply::Done(wire::Done {}),
+                None => Reply::Done(wire::Done::default()),
             }
         });
         self.watcher.report(&heartbeat.report(process_index), Instant::now());
         answer
     }
 
-    async fn gather(&self, session: u64, process_index: usize, ask: wire::Gather) -> Reply {
+    async fn gather(&self, caller: u64, process_index: usize, ask: wire::Gather) -> Reply {
         let wire::Gather { name, round, value, wait_ms } = ask;
         let taken =
             self.with_job(|_, job| job.store.contribute(&name, round, process_index, value));
@@ -354,7 +366,7 @@ impl Shared {
                 return Some(Reply::Gathered(wire::GatheredValues { values: values.to_vec() }));
             }
             missing = job.store.missing(&name, round);
-            job.member(session).err()
+            job.member(caller).err()
         });
         let answer = answer.await;
         answer.unwrap_or_else(|| {
@@ -381,9 +393,9 @@ impl Shared {
         let key = key.map_err(|why| self.unauthenticated(peer, &why))?;
         let (session, counter) = (sealed.session, sealed.counter);
         let request = wire::CallBody::decode(&*sealed.body);
-        let answer = match request.ok().and_then(|request| request.ask) {
-            Some(ask) => self.answer(session, ask).await,
-            None => Reply::refused(Why::Invalid, "unknown request"),
+        let answer = match request {
+            Ok(wire::CallBody { ask: Some(ask), caller }) => self.answer(caller, ask).await,
+            _ => Reply::refused(Why::Invalid, "unknown request"),
         };
         let response = wire::ReplyBody { answer: Some(answer) };
         Ok(seal::seal(&key, Direction::Response, session, counter, &response))
@@ -410,7 +422,8 @@ fn grant(job: &mut JobState, ask: wire::Extend) -> Reply {
         job.horizon.extend(ask.wanted, num_known);
     let row = |event: &AgreedWish| wire::EventRow { step: event.step, wish: event.wish.code() };
     let events = events.iter().map(row).collect();
-    Reply::Grant(wire::Grant { horizon, first_event: first_event as u64, events })
+    let (first_event, coordinator) = (first_event as u64, job.options.coordinator);
+    Reply::Grant(wire::Grant { horizon, first_event, events, coordinator })
 }
 
 /// The service as tonic's server runs it.

@@ -1,7 +1,9 @@
 //! The key-value store and the gathers of one generation.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+
+use crate::cluster::messages::{HeldGather, HeldValue};
 
 /// Bookkeeping of a key or value, so that many empty ones are bounded too.
 const OVERHEAD_BYTES: usize = 128;
@@ -10,10 +12,35 @@ const OVERHEAD_BYTES: usize = 128;
 #[derive(Debug)]
 pub struct Store {
     values: HashMap<Vec<u8>, Arc<Vec<u8>>>,
+    /// Grows with every change of a value.
+    revision: u64,
     gathers: HashMap<String, Gather>,
     num_processes: usize,
     num_bytes: usize,
     max_bytes: usize,
+}
+
+/// What processes hold of a store that is gone.
+#[derive(Debug, Default)]
+pub struct HeldStore {
+    /// Values that were set or removed, after their revision.
+    values: HashMap<Vec<u8>, (u64, Option<Vec<u8>>)>,
+    /// By name, round and process.
+    gathers: HashMap<String, BTreeMap<u64, BTreeMap<usize, Vec<u8>>>>,
+}
+
+impl HeldStore {
+    pub fn value(&mut self, held: &HeldValue) {
+        let newest = self.values.entry(held.key.clone()).or_default();
+        if held.revision >= newest.0 {
+            *newest = (held.revision, held.value.clone());
+        }
+    }
+
+    pub fn contribution(&mut self, process_index: usize, held: &HeldGather) {
+        let rounds = self.gathers.entry(held.name.clone()).or_default();
+        rounds.entry(held.round).or_default().insert(process_index, held.value.clone());
+    }
 }
 
 /// Why a value was not taken.
@@ -45,6 +72,7 @@ impl Store {
     pub fn new(num_processes: usize, max_bytes: usize) -> Self {
         Self {
             values: HashMap::new(),
+            revision: 0,
             gathers: HashMap::new(),
             num_processes,
             num_bytes: 0,
@@ -57,23 +85,53 @@ impl Store {
         self.values.get(key).cloned()
     }
 
-    /// Sets the value of a key.
-    pub fn put(&mut self, key: &[u8], value: Vec<u8>, overwrite: bool) -> Result<(), StoreError> {
+    /// Sets the value of a key, and returns the revision. Setting it to the value that it has is no
+    /// error: the answer to an earlier attempt may have been lost.
+    pub fn put(&mut self, key: &[u8], value: Vec<u8>, overwrite: bool) -> Result<u64, StoreError> {
         let old = self.values.get(key);
-        if old.is_some() && !overwrite {
+        if old.is_some_and(|old| **old != value) && !overwrite {
             return Err(StoreError::AlreadyExists);
         }
         let freed = old.map_or(0, |old| size(key, old));
         self.reserve(size(key, &value), freed)?;
         self.values.insert(key.to_vec(), Arc::new(value));
-        Ok(())
+        self.revision += 1;
+        Ok(self.revision)
     }
 
-    /// Removes a key. `false` if it was not set.
-    pub fn delete(&mut self, key: &[u8]) -> bool {
-        let Some(old) = self.values.remove(key) else { return false };
+    /// Removes a key, and returns the revision. `None` if it was not set.
+    pub fn delete(&mut self, key: &[u8]) -> Option<u64> {
+        let old = self.values.remove(key)?;
         self.num_bytes -= size(key, &old);
-        true
+        self.revision += 1;
+        Some(self.revision)
+    }
+
+    /// Takes over values and contributions that processes hold of a store that is gone: of each key
+    /// its newest value. Of a gather, each process holds what it has contributed last, and before
+    /// that.
+    pub fn take_over(&mut self, held: HeldStore) -> Result<(), StoreError> {
+        for (key, (revision, value)) in held.values {
+            if let Some(value) = value {
+                self.put(&key, value, true)?;
+            }
+            self.revision = self.revision.max(revision);
+        }
+        for (name, rounds) in held.gathers {
+            // Nobody needs an older one: a process enters a round with the result of the one
+            // before.
+            let last = |process| rounds.iter().rev().find(|(_, by)| by.contains_key(&process));
+            let newest =
+                (0..self.num_processes).map(|process| last(process).map(|(round, _)| *round));
+            let oldest = newest.map(|round| round.unwrap_or(0)).min().unwrap_or(0);
+            self.gathers.entry(name.clone()).or_default().round = oldest;
+            for (round, contributions) in rounds.into_iter().filter(|(round, _)| *round >= oldest) {
+                for (process, value) in contributions {
+                    self.contribute(&name, round, process, value)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Contributes the value of a process to a round of a gather. `true` if that completes the
@@ -168,9 +226,46 @@ mod tests {
         assert_eq!(**store.get(b"a").unwrap(), *b"1");
         store.put(b"a", b"2".into(), true).unwrap();
         assert_eq!(**store.get(b"a").unwrap(), *b"2");
-        assert!(store.delete(b"a"));
-        assert!(!store.delete(b"a"));
+        store.put(b"a", b"2".into(), false).unwrap();
+        assert_eq!(store.delete(b"a"), Some(4));
+        assert_eq!(store.delete(b"a"), None);
         assert_eq!(store.num_bytes, 0);
+    }
+
+    #[test]
+    fn what_processes_hold_makes_a_store_again() {
+        let mut held = HeldStore::default();
+        let value = |key: &[u8], value: Option<&[u8]>, revision| HeldValue {
+            key: key.to_vec(),
+            value: value.map(<[u8]>::to_vec),
+            revision,
+        };
+        // Set by one process, removed by another; set again after it was removed.
+        held.value(&value(b"a", Some(b"1"), 1));
+        held.value(&value(b"a", None, 3));
+        held.value(&value(b"b", None, 4));
+        held.value(&value(b"b", Some(b"2"), 7));
+        held.value(&value(b"b", Some(b"1"), 2));
+        let mut contribute = |process: usize, name: &str, round: u64| {
+            let value = vec![process as u8, round as u8];
+            held.contribution(process, &HeldGather { name: name.to_owned(), round, value });
+        };
+        // Process 0 has the result of round 5; the others still wait for it.
+        for (process, round) in [(0, 5), (0, 6), (1, 4), (1, 5), (2, 5)] {
+            contribute(process, "ahead", round);
+        }
+        // Process 1 is missing in a round, and in the first one of another gather.
+        for (process, round) in [(0, 2), (0, 3), (1, 2), (2, 2), (2, 3)] {
+            contribute(process, "late", round);
+        }
+        contribute(0, "new", 0);
+        let mut store = Store::new(3, 1 << 20);
+        store.take_over(held).unwrap();
+        assert_eq!((store.get(b"a"), &**store.get(b"b").unwrap()), (None, &b"2"[..]));
+        assert_eq!(store.put(b"c", vec![], false), Ok(8));
+        assert_eq!(*store.gathered("ahead", 5).unwrap(), [vec![0, 5], vec![1, 5], vec![2, 5]]);
+        assert_eq!(store.missing("ahead", 6), [1, 2]);
+        assert_eq!((store.missing("late", 3), store.missing("new", 0)), (vec![1], vec![1, 2]));
     }
 
     #[test]
@@ -180,7 +275,7 @@ mod tests {
         let full = Err(StoreError::Full { max_bytes: 1000 });
         assert_eq!(store.put(b"b", vec![0; 500], false), full);
         store.put(b"a", vec![0; 700], true).unwrap();
-        assert_eq!(store.contribute("g", 0, 0, vec![0; 100]), full.map(|()| false));
+        assert_eq!(store.contribute("g", 0, 0, vec![0; 100]), full.map(|_| false));
         store.delete(b"a");
         for round in 0..100 {
             assert_eq!(store.contribute("g", round, 0, vec![0; 300]), Ok(true));

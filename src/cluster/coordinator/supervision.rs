@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hlo::counted;
 
-use crate::cluster::messages::Why;
+use crate::cluster::messages::{EndedRow, Why};
 
 /// The supervisors that have registered.
 #[derive(Debug)]
@@ -29,6 +29,10 @@ pub struct Supervisor {
     first_directive: usize,
     /// How many directives it has received since.
     num_known: usize,
+    /// The generation that it has started for a coordinator before this one.
+    generation: u64,
+    /// Of its processes of that generation, those that have ended in good order.
+    ended: Vec<EndedRow>,
 }
 
 impl Supervisor {
@@ -52,6 +56,17 @@ impl Supervisor {
             is_lost: false,
             first_directive,
             num_known: 0,
+            generation: 0,
+            ended: vec![],
+        }
+    }
+
+    /// What it says of the generation that it has started last.
+    pub fn hold(&mut self, generation: u64, running: &[u32], ended: &[EndedRow]) {
+        self.generation = generation;
+        self.ended = ended.to_vec();
+        for (process, has_ended) in (self.first_process..).zip(&mut self.has_ended) {
+            *has_ended = !running.iter().any(|running| *running as usize == process);
         }
     }
 
@@ -128,6 +143,21 @@ impl Supervision {
             ));
         }
         Ok(())
+    }
+
+    /// The newest generation that a supervisor has started, and the processes of it that have ended
+    /// in good order. Processes of others do not run.
+    pub fn take_over(&mut self) -> Option<(u64, Vec<EndedRow>)> {
+        let newest = self.registered().map(|host| host.generation).max();
+        let newest = newest.filter(|generation| *generation > 0)?;
+        let mut ended = vec![];
+        for host in self.hosts.iter_mut().flatten() {
+            match host.generation == newest {
+                true => ended.append(&mut host.ended),
+                false => host.has_ended.fill(true),
+            }
+        }
+        Some((newest, ended))
     }
 
     /// `true` if all have registered, and none is lost.

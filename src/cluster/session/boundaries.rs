@@ -76,6 +76,15 @@ impl Boundaries {
         Some(due)
     }
 
+    pub fn horizon(&self) -> u64 {
+        self.horizon
+    }
+
+    /// All events that are known.
+    pub fn events(&self) -> &[AgreedWish] {
+        &self.events
+    }
+
     /// Number of events known.
     pub fn num_events(&self) -> usize {
         self.events.len()

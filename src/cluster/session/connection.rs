@@ -2,8 +2,8 @@
 
 use std::error::Error as _;
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use prost::Message;
@@ -15,6 +15,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Status};
 
 use super::error::Error;
+use super::lock;
 use crate::cluster::awake;
 use crate::cluster::codec::ProstCodec;
 use crate::cluster::coordinator::UNKNOWN_SESSION;
@@ -50,7 +51,13 @@ pub struct Contact {
 pub struct Connection {
     contact: Contact,
     channel: Channel,
-    session: u64,
+    /// Of the worker or supervisor, in all sessions.
+    caller: u64,
+    open: Mutex<Arc<OpenSession>>,
+}
+
+struct OpenSession {
+    number: u64,
     key: Secret,
     counter: AtomicU64,
 }
@@ -60,8 +67,6 @@ pub struct Connection {
 pub enum CallError {
     /// The connection failed: it may be tried again.
     Lost(String),
-    /// The coordinator refuses the session.
-    Unauthenticated(String),
 }
 
 /// The threads on which all sessions of this process send and receive.
@@ -88,8 +93,10 @@ impl Connection {
         let mut was_refused = false;
         loop {
             match timeout(OPEN_TIMEOUT, greet(&channel, &contact)).await {
-                Ok(Ok((session, key))) => {
-                    return Ok(Self { contact, channel, session, key, counter: AtomicU64::new(0) });
+                Ok(Ok(open)) => {
+                    let caller = *random_bytes()?.first_chunk().unwrap_or(&[0; 8]);
+                    let (caller, open) = (u64::from_le_bytes(caller), Mutex::new(open));
+                    return Ok(Self { contact, channel, caller, open });
                 }
                 // The coordinator may have been replaced since its challenge.
                 Ok(Err(Greeting::Final(Error::Unauthenticated { .. })))
@@ -118,20 +125,26 @@ impl Connection {
 
     /// Asks once.
     pub async fn call(&self, ask: Ask, within: Duration) -> Result<Reply, CallError> {
-        let counter = self.counter.fetch_add(1, Ordering::Relaxed);
-        let request = wire::CallBody { ask: Some(ask) };
-        let sealed = seal::seal(&self.key, Direction::Request, self.session, counter, &request);
+        let open = lock(&self.open).clone();
+        let counter = open.counter.fetch_add(1, Ordering::Relaxed);
+        let request = wire::CallBody { ask: Some(ask), caller: self.caller };
+        let sealed = seal::seal(&open.key, Direction::Request, open.number, counter, &request);
         let answer = unary::<_, wire::Sealed>(&self.channel, method::CALL, sealed);
         let sealed = match timeout(within, answer).await {
             Ok(Ok(sealed)) => sealed,
-            Ok(Err(status)) if status.code() == Code::Unauthenticated => {
-                return Err(CallError::Unauthenticated(status.message().to_owned()));
+            Ok(Err(status)) => {
+                // Another coordinator has taken its place.
+                if status.message().contains(UNKNOWN_SESSION)
+                    && let Ok(Ok(open)) = timeout(within, greet(&self.channel, &self.contact)).await
+                {
+                    *lock(&self.open) = open;
+                }
+                return Err(CallError::Lost(describe(&status)));
             }
-            Ok(Err(status)) => return Err(CallError::Lost(describe(&status))),
             Err(_) => return Err(CallError::Lost(format!("no answer within {within:?}"))),
         };
         let is_answer = sealed.counter == counter
-            && seal::is_sealed_with(&self.key, Direction::Response, &sealed);
+            && seal::is_sealed_with(&open.key, Direction::Response, &sealed);
         if !is_answer {
             return Err(CallError::Lost("an answer that is not authentic".to_owned()));
         }
@@ -155,13 +168,6 @@ impl Connection {
         loop {
             match self.call(ask.clone(), wait + patience).await {
                 Ok(answer) => return Ok(answer),
-                Err(CallError::Unauthenticated(why)) if why.contains(UNKNOWN_SESSION) => {
-                    return Err(Error::Ended(self.was_forgotten()));
-                }
-                Err(CallError::Unauthenticated(why)) => {
-                    let address = self.address().to_owned();
-                    return Err(Error::Unauthenticated { address, why });
-                }
                 Err(CallError::Lost(_)) if awake::now() - began + pause < wait + patience => {
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(MAX_PAUSE);
@@ -171,14 +177,6 @@ impl Connection {
                 }
             }
         }
-    }
-
-    /// Another coordinator answers, or one that was not asked for very long.
-    pub fn was_forgotten(&self) -> String {
-        format!(
-            "the coordinator at {} does not know this session: it was started again",
-            self.address()
-        )
     }
 
     /// The coordinator has not answered for this long.
@@ -202,7 +200,7 @@ impl From<Status> for Greeting {
     }
 }
 
-async fn greet(channel: &Channel, contact: &Contact) -> Result<(u64, Secret), Greeting> {
+async fn greet(channel: &Channel, contact: &Contact) -> Result<Arc<OpenSession>, Greeting> {
     let Contact { address, job, secret, .. } = contact;
     let challenge: wire::Challenge =
         unary(channel, method::CHALLENGE, wire::AskChallenge {}).await?;
@@ -218,7 +216,10 @@ async fn greet(channel: &Channel, contact: &Contact) -> Result<(u64, Secret), Gr
         Err(status) => return Err(status.into()),
     };
     match seal::welcome_is_true(&key, &welcome) {
-        true => Ok((welcome.session, key)),
+        true => {
+            let counter = AtomicU64::new(0);
+            Ok(Arc::new(OpenSession { number: welcome.session, key, counter }))
+        }
         false => Err(Greeting::Final(Error::Impostor { address: address.clone() })),
     }
 }
@@ -258,7 +259,7 @@ where
 }
 
 /// The message of a status, and what caused it.
-pub fn describe(status: &Status) -> String {
+fn describe(status: &Status) -> String {
     match status.source() {
         Some(source) => with_sources(source),
         None => status.message().to_owned(),
@@ -266,7 +267,7 @@ pub fn describe(status: &Status) -> String {
 }
 
 /// An error, and what caused it.
-pub fn with_sources(error: &dyn std::error::Error) -> String {
+fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

@@ -2,7 +2,6 @@
 
 use std::io;
 
-use crate::cluster::etcd::EtcdError;
 use crate::pjrt::{Code, KeyValueError};
 
 /// Why a session cannot begin, or why a call failed.
@@ -47,6 +46,9 @@ pub enum Error {
     /// Another one has this place, or had it a moment ago.
     #[error("{0}")]
     Occupied(String),
+    /// The coordinator does not know the caller: it was started again.
+    #[error("the coordinator was started again: {0}")]
+    Forgotten(String),
     /// Some processes did not join in time.
     #[error("after {secs} s: {missing}")]
     NotAllJoined {
@@ -85,37 +87,6 @@ pub enum Error {
         /// What is wrong.
         error: String,
     },
-    /// Another run has the name of the job.
-    #[error(
-        "the job {job:?} in etcd at {store} has a coordinator at {address} that is alive; set \
-         LOCKSTEP_JOB to another name in all processes of this run, or end the other run"
-    )]
-    JobIsTaken {
-        /// The name of the job.
-        job: String,
-        /// Endpoints of etcd.
-        store: String,
-        /// Where the other coordinator listens.
-        address: String,
-    },
-    /// No coordinator has published an address at which it answers.
-    #[error(
-        "no coordinator of the job {job:?} was found in etcd at {store} within {secs} s ({error}); \
-         check that process 0 or `lockstep launch` runs with the same store, LOCKSTEP_JOB and token"
-    )]
-    NoAddress {
-        /// The name of the job.
-        job: String,
-        /// Endpoints of etcd.
-        store: String,
-        /// The deadline.
-        secs: u64,
-        /// Why the last address could not be used.
-        error: String,
-    },
-    /// etcd does not answer, or refuses.
-    #[error(transparent)]
-    Etcd(#[from] EtcdError),
     /// Threads or random numbers are not to be had.
     #[error("cannot start a session with the coordinator: {0}")]
     Io(#[from] io::Error),

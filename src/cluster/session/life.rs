@@ -12,7 +12,8 @@ use super::activity::Activity;
 use super::boundaries::Boundaries;
 use super::connection::{CallError, Connection, runtime};
 use super::error::Error;
-use super::{lock, result, unexpected};
+use super::journal::Journal;
+use super::{POLL, lock, result, unexpected};
 use crate::cluster::awake;
 use crate::cluster::members::SlowPeer;
 use crate::cluster::messages::{self as wire, Ask, Reply};
@@ -34,6 +35,12 @@ type Callback = Box<dyn FnOnce(&str) + Send>;
 /// A member's state.
 pub struct Life {
     connection: Connection,
+    /// As what it has joined.
+    identity: wire::Join,
+    history: Vec<wire::GenerationRow>,
+    journal: Mutex<Journal>,
+    /// One call at a time resumes.
+    resuming: tokio::sync::Mutex<()>,
     process_index: usize,
     heartbeat: Duration,
     dead_after: Duration,
@@ -69,22 +76,29 @@ impl NamedSlow {
 struct Course {
     boundaries: Boundaries,
     is_asking: bool,
+    /// The number of the coordinator that grants; 0 while it is not known.
+    coordinator: u64,
 }
 
 impl Life {
-    pub fn new(connection: Connection, process_index: usize, joined: &wire::Joined) -> Self {
+    pub fn new(connection: Connection, join: wire::Join, joined: &wire::Joined) -> Self {
         let heartbeat = Duration::from_millis(joined.heartbeat_ms.max(1));
         let max_ahead = (2 * heartbeat).min(MAX_AHEAD);
         let boundaries = Boundaries::new(MIN_AHEAD.min(max_ahead), max_ahead);
+        let course = Course { boundaries, is_asking: false, coordinator: joined.coordinator };
         Self {
             connection,
-            process_index,
+            process_index: join.process_index as usize,
+            identity: wire::Join { generation: joined.generation, ..join },
+            history: joined.history.clone(),
+            journal: Mutex::default(),
+            resuming: tokio::sync::Mutex::default(),
             heartbeat,
             dead_after: Duration::from_millis(joined.dead_after_ms.max(1)),
             began: Instant::now(),
             progress: Mutex::new(Activity::new()),
             hurry: Arc::default(),
-            course: Mutex::new(Course { boundaries, is_asking: false }),
+            course: Mutex::new(course),
             has_moved: Condvar::new(),
             last_answer: Mutex::new(awake::now()),
             end: watch::Sender::new(None),
@@ -127,25 +141,109 @@ impl Life {
     /// generation ends.
     pub async fn ask(&self, ask: Ask, wait: Duration) -> Result<Reply, Error> {
         let mut end = self.end.subscribe();
-        let answer = tokio::select! {
+        tokio::select! {
             biased;
             end = end.wait_for(Option::is_some) => {
                 let reason = end.ok().and_then(|reason| reason.clone());
-                return Err(Error::Ended(reason.unwrap_or_default()));
+                Err(Error::Ended(reason.unwrap_or_default()))
             }
-            answer = self.connection.insist(ask, wait, self.dead_after) => answer?,
-        };
-        self.heard();
-        let answer = result(answer);
-        if let Err(Error::Ended(reason)) = &answer {
-            self.finish(reason);
+            answer = self.ask_known(ask, wait, self.dead_after) => {
+                if let Err(Error::Ended(reason)) = &answer {
+                    self.finish(reason);
+                }
+                answer
+            }
         }
-        answer
     }
 
     /// The last words of this process, which are said even if the generation has ended.
     pub async fn last(&self, ask: Ask, patience: Duration) -> Result<Reply, Error> {
-        result(self.connection.insist(ask, Duration::ZERO, patience).await?)
+        let ask = self.ask_known(ask, Duration::ZERO, patience);
+        let silence = || Error::Ended(self.connection.silence(2 * patience, "no answer"));
+        tokio::time::timeout(2 * patience, ask).await.unwrap_or_else(|_| Err(silence()))
+    }
+
+    /// Asks a coordinator that knows this process, or comes to know it.
+    async fn ask_known(
+        &self,
+        ask: Ask,
+        wait: Duration,
+        patience: Duration,
+    ) -> Result<Reply, Error> {
+        loop {
+            let before = lock(&self.course).coordinator;
+            let answer = self.connection.insist(ask.clone(), wait, patience).await?;
+            self.heard();
+            match result(answer) {
+                Err(Error::Forgotten(_)) => self.resume(before).await?,
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Tells a coordinator that was started again what this process knows, unless another call has
+    /// done so since the coordinator was `before`. Returns when all processes have.
+    async fn resume(&self, before: u64) -> Result<(), Error> {
+        let _alone = self.resuming.lock().await;
+        let current = lock(&self.course).coordinator;
+        if current != 0 && current != before {
+            return Ok(());
+        }
+        let resumed = self.resume_alone().await;
+        if let Err(error) = &resumed {
+            self.finish(&error.to_string());
+        }
+        resumed
+    }
+
+    async fn resume_alone(&self) -> Result<(), Error> {
+        loop {
+            let mut parts = {
+                let mut course = lock(&self.course);
+                // What the one before has granted does not count any more, unless it is told.
+                course.coordinator = 0;
+                lock(&self.journal).parts(&self.identity, &course.boundaries)
+            };
+            parts[0].history.clone_from(&self.history);
+            for mut part in parts {
+                let wait = if part.part + 1 == part.num_parts { POLL } else { Duration::ZERO };
+                if let Some(join) = &mut part.join {
+                    join.wait_ms = wire::millis(wait);
+                }
+                let ask = Ask::Resume(part);
+                let answer = self.connection.insist(ask, wait, self.dead_after).await?;
+                self.heard();
+                match result(answer)? {
+                    Reply::Joined(joined) => {
+                        lock(&self.course).coordinator = joined.coordinator;
+                        lock(&self.slow).num_known = 0;
+                        self.has_moved.notify_all();
+                        return Ok(());
+                    }
+                    Reply::Done(_) => {}
+                    Reply::NotYet(_) => break,
+                    _ => return Err(unexpected()),
+                }
+            }
+        }
+    }
+
+    /// A key was set, or removed.
+    pub fn changed(&self, key: &[u8], value: Option<&[u8]>, answer: &Reply) {
+        if let Reply::Done(wire::Done { revision }) = answer {
+            lock(&self.journal).changed(key, value, *revision);
+        }
+    }
+
+    /// This process contributes to a gather.
+    pub fn contributed(&self, name: &str, round: u64, value: &[u8]) {
+        lock(&self.journal).contributed(name, round, value);
+    }
+
+    /// This process wishes for something.
+    pub fn wished(&self, wish: Wish) {
+        let num_events = lock(&self.course).boundaries.num_events();
+        lock(&self.journal).wished(wish, num_events);
     }
 
     pub fn may_leave(self: &Arc<Self>, step: u64) -> Result<Vec<AgreedWish>, Error> {
@@ -215,6 +313,10 @@ impl Life {
                 return None;
             }
         };
+        if grant.coordinator != course.coordinator {
+            // Its promise does not bind the one that has taken its place.
+            return Some(course);
+        }
         let event = |row: &wire::EventRow| {
             Wish::from_code(row.wish).map(|wish| AgreedWish { step: row.step, wish })
         };
@@ -253,6 +355,7 @@ impl Life {
         };
         let ask = Ask::Heartbeat(wire::Heartbeat::new(&report, extend, saved_step));
         let within = (2 * self.heartbeat).max(MIN_HEARTBEAT_TIMEOUT).min(self.dead_after);
+        let before = lock(&self.course).coordinator;
         match self.connection.call(ask, within).await {
             Ok(answer) => {
                 self.heard();
@@ -260,10 +363,14 @@ impl Life {
                     Ok(Reply::Done(_)) => {}
                     Ok(grant @ Reply::Grant(_)) => drop(self.take_grant(Ok(grant))),
                     Ok(_) => self.finish(&unexpected().to_string()),
+                    Err(Error::Forgotten(_)) => {
+                        self.progress().put_back(taken);
+                        // An error ends the generation.
+                        let _ = self.resume(before).await;
+                    }
                     Err(error) => self.finish(&error.to_string()),
                 }
             }
-            Err(CallError::Unauthenticated(_)) => self.finish(&self.connection.was_forgotten()),
             Err(CallError::Lost(error)) => {
                 self.progress().put_back(taken);
                 let silent = awake::now().saturating_sub(*lock(&self.last_answer));
@@ -277,11 +384,13 @@ impl Life {
     async fn watch(&self) -> Result<(), CallError> {
         let num_known_slow = lock(&self.slow).num_known as u64;
         let ask = Ask::Watch(wire::Watch { wait_ms: wire::millis(WATCH), num_known_slow });
+        let before = lock(&self.course).coordinator;
         let answer = self.connection.call(ask, WATCH + self.dead_after).await?;
         self.heard();
         match result(answer) {
             Ok(Reply::Slow(wire::SlowRows { rows })) => lock(&self.slow).add(&rows),
             Ok(_) => {}
+            Err(Error::Forgotten(_)) => drop(self.resume(before).await),
             Err(error) => self.finish(&error.to_string()),
         }
         Ok(())

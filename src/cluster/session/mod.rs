@@ -5,27 +5,26 @@ mod activity;
 pub(super) mod boundaries;
 mod connection;
 mod error;
+mod journal;
 mod life;
 mod supervisor;
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use prost::Message;
 use tokio::task::AbortHandle;
 
 pub use self::connection::Contact;
-pub(super) use self::connection::{NO_ANSWER, describe, runtime, with_sources};
+pub(super) use self::connection::NO_ANSWER;
 pub use self::error::Error;
-pub use self::supervisor::{SupervisorOptions, SupervisorSession};
+pub use self::supervisor::{HeldProcesses, SupervisorOptions, SupervisorSession};
 
-use self::connection::Connection;
+use self::connection::{Connection, runtime};
 use self::life::Life;
 use super::awake;
-use super::etcd::{Etcd, EtcdError, GenerationStore};
 use super::members::{GenerationEnd, Peer, SlowPeer};
 use super::messages::{self as wire, Ask, MAX_REQUEST_BYTES, Named, Reply, Why};
 use super::report::{Phase, StepTimes};
@@ -38,9 +37,6 @@ const POLL: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A process that fails or leaves waits this long for the coordinator.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
-/// Pauses between two questions to etcd.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const MAX_PAUSE: Duration = Duration::from_millis(200);
 /// Room for keys and names in a request.
 const MAX_VALUE_BYTES: usize = MAX_REQUEST_BYTES - (64 << 10);
 
@@ -87,8 +83,6 @@ pub struct Session(Arc<Handle>);
 struct Handle {
     life: Arc<Life>,
     tasks: [AbortHandle; 2],
-    /// `None`: the coordinator keeps the values.
-    store: Mutex<Option<Arc<GenerationStore>>>,
     generation: u64,
     process_index: usize,
     peers: Vec<Peer>,
@@ -110,41 +104,25 @@ impl Session {
     /// If nobody answers, this process is refused, or not all join in time.
     pub fn join(options: JoinOptions) -> Result<Self, Error> {
         let process_index = options.process_index;
-        let (connection, joined) = block(async move {
+        let (connection, identity, joined) = block(async move {
             let deadline = options.deadline;
             let began = awake::now();
             let connection = Connection::open(options.contact.clone(), deadline).await?;
-            let joined = join(&connection, &options, began).await?;
-            Ok((connection, joined))
+            let (identity, joined) = join(&connection, &options, began).await?;
+            Ok((connection, identity, joined))
         })?;
         let peers = wire::PeerRows::decode(&*joined.peers).map_err(|_| unexpected())?;
-        let life = Arc::new(Life::new(connection, process_index, &joined));
+        let life = Arc::new(Life::new(connection, identity, &joined));
         let tasks = life::spawn(&life)?;
         Ok(Self(Arc::new(Handle {
             life,
             tasks,
-            store: Mutex::default(),
             generation: joined.generation,
             process_index,
             peers: peers.rows.iter().map(Peer::from).collect(),
             history: joined.history.iter().map(GenerationEnd::from).collect(),
             rounds: Mutex::default(),
         })))
-    }
-
-    /// Keeps the values and gathers of this generation in etcd. `lease` is that of the job. To be
-    /// called before they are used.
-    pub(super) fn use_etcd(
-        &self,
-        etcd: Etcd,
-        job: &str,
-        lease: i64,
-        say: fn(&str),
-    ) -> Result<(), Error> {
-        let (generation, process_index) = (self.generation(), self.process_index());
-        let store = GenerationStore::new(etcd, job, generation, lease, process_index, say)?;
-        *lock(&self.0.store) = Some(Arc::new(store));
-        Ok(())
     }
 
     /// The generation, from 1.
@@ -206,6 +184,7 @@ impl Session {
     /// Wishes for something that all processes do after the same step. Returns at once.
     pub fn wish(&self, wish: Wish) {
         let life = Arc::clone(self.life());
+        life.wished(wish);
         let Ok(runtime) = runtime() else { return };
         runtime.spawn(async move {
             let ask = Ask::Wish(wire::MakeWish { wish: wish.code() });
@@ -229,18 +208,14 @@ impl Session {
     /// If it is set, unless `overwrite`; if the value is too large; if the generation has ended.
     pub fn put(&self, key: &[u8], value: &[u8], overwrite: bool) -> Result<(), Error> {
         check_size(key.len() + value.len())?;
-        if let Some(store) = self.store() {
-            return match store.put(key, value, overwrite)? {
-                true => Ok(()),
-                false => Err(Error::KeyIsSet(text(key))),
-            };
-        }
         let ask = wire::Put { key: key.to_vec(), value: value.to_vec(), overwrite };
         match self.ask(Ask::Put(ask), Duration::ZERO) {
-            // An earlier attempt may have arrived though its answer did not.
-            Err(Error::KeyIsSet(_)) if self.try_get(key).is_ok_and(|is| is == value) => Ok(()),
+            Ok(answer) => {
+                self.life().changed(key, Some(value), &answer);
+                Ok(())
+            }
             Err(Error::KeyIsSet(_)) => Err(Error::KeyIsSet(text(key))),
-            result => result.map(|_| ()),
+            Err(error) => Err(error),
         }
     }
 
@@ -249,10 +224,6 @@ impl Session {
     /// # Errors
     /// If none does; if the generation has ended.
     pub fn get(&self, key: &[u8], timeout: Duration) -> Result<Vec<u8>, Error> {
-        if let Some(store) = self.store() {
-            let found = self.poll(timeout, || store.get(key))?;
-            return found.ok_or_else(|| Error::KeyNotSet(text(key)));
-        }
         let began = Instant::now();
         loop {
             let wait = timeout.saturating_sub(began.elapsed()).min(POLL);
@@ -280,11 +251,11 @@ impl Session {
     /// # Errors
     /// If the generation has ended.
     pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
-        if let Some(store) = self.store() {
-            return Ok(store.delete(key)?);
-        }
         match self.ask(Ask::Delete(wire::Delete { key: key.to_vec() }), Duration::ZERO) {
-            Ok(_) => Ok(true),
+            Ok(answer) => {
+                self.life().changed(key, None, &answer);
+                Ok(true)
+            }
             Err(Error::KeyNotSet(_)) => Ok(false),
             Err(error) => Err(error),
         }
@@ -316,9 +287,7 @@ impl Session {
             *next += 1;
             *next - 1
         };
-        if let Some(store) = self.store() {
-            return self.gather_in_etcd(&store, (name, round), &value, deadline);
-        }
+        self.life().contributed(name, round, &value);
         let began = Instant::now();
         loop {
             let wait = deadline.saturating_sub(began.elapsed()).min(POLL);
@@ -334,55 +303,6 @@ impl Session {
                 }
                 _ => return Err(unexpected()),
             }
-        }
-    }
-
-    fn gather_in_etcd(
-        &self,
-        store: &GenerationStore,
-        (name, round): (&str, u64),
-        value: &[u8],
-        deadline: Duration,
-    ) -> Result<Vec<Vec<u8>>, Error> {
-        store.contribute(name, round, value)?;
-        let num_processes = self.num_processes();
-        let mut arrived: Vec<usize> = vec![];
-        let gathered = self.poll(deadline, || {
-            let values = store.gathered(name, round)?;
-            arrived = values.iter().map(|(index, _)| *index).collect();
-            Ok((values.len() >= num_processes).then_some(values))
-        })?;
-        match gathered {
-            Some(values) => Ok(values.into_iter().map(|(_, value)| value).collect()),
-            None => {
-                let missing = (0..num_processes).filter(|index| !arrived.contains(index));
-                let missing: Vec<_> = missing.map(|index| format!("process {index}")).collect();
-                let (what, missing) = (format!("gathering {name:?}"), missing.join(", "));
-                Err(Error::Deadline { what, missing, secs: deadline.as_secs() })
-            }
-        }
-    }
-
-    /// Asks etcd until there is a value, up to `timeout` or the end of the generation.
-    fn poll<T>(
-        &self,
-        timeout: Duration,
-        mut ask: impl FnMut() -> Result<Option<T>, EtcdError>,
-    ) -> Result<Option<T>, Error> {
-        let (began, mut pause) = (Instant::now(), FIRST_PAUSE);
-        loop {
-            if let Some(reason) = self.ended() {
-                return Err(Error::Ended(reason));
-            }
-            if let Some(found) = ask()? {
-                return Ok(Some(found));
-            }
-            let left = timeout.saturating_sub(began.elapsed());
-            if left.is_zero() {
-                return Ok(None);
-            }
-            thread::sleep(pause.min(left));
-            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 
@@ -427,13 +347,7 @@ impl Session {
         let life = Arc::clone(self.life());
         block(async move { life.last(ask, LAST_PATIENCE).await })?;
         self.0.tasks.iter().for_each(AbortHandle::abort);
-        // The coordinator knows that this process has left, so that its lease may end.
-        lock(&self.0.store).take();
         Ok(())
-    }
-
-    fn store(&self) -> Option<Arc<GenerationStore>> {
-        lock(&self.0.store).clone()
     }
 
     fn life(&self) -> &Arc<Life> {
@@ -466,24 +380,19 @@ impl KeyValueStore for Session {
     }
 }
 
-/// Opens a session and lets it end: `Ok` if the coordinator of the job answers there.
-pub(super) fn can_open(contact: Contact, deadline: Duration) -> Result<(), Error> {
-    block(async move { Connection::open(contact, deadline).await.map(drop) })
-}
-
 /// Joins until all have, or the deadline.
 async fn join(
     connection: &Connection,
     options: &JoinOptions,
     began: Duration,
-) -> Result<wire::Joined, Error> {
+) -> Result<(wire::Join, wire::Joined), Error> {
     let index = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let named =
         |(name, value): &(String, String)| Named { name: name.clone(), value: value.clone() };
     loop {
         let left = options.deadline.saturating_sub(awake::now() - began);
         let wait = left.min(POLL);
-        let ask = Ask::Join(wire::Join {
+        let join = wire::Join {
             generation: options.generation.unwrap_or(0),
             process_index: index(options.process_index),
             num_processes: index(options.num_processes),
@@ -492,11 +401,11 @@ async fn join(
             data_address: options.data_address.clone(),
             program: options.program.iter().map(named).collect(),
             wait_ms: wire::millis(wait),
-        });
+        };
         // Until the deadline: many join at once.
         let patience = left.max(PATIENCE);
-        match result(connection.insist(ask, wait, patience).await?)? {
-            Reply::Joined(joined) => return Ok(joined),
+        match result(connection.insist(Ask::Join(join.clone()), wait, patience).await?)? {
+            Reply::Joined(joined) => return Ok((join, joined)),
             Reply::NotYet(not_yet) if !left.is_zero() => {
                 *lock(&options.missing) = not_yet.missing;
             }
@@ -517,6 +426,7 @@ fn result(answer: Reply) -> Result<Reply, Error> {
             Ok(Why::AlreadyExists) => Error::KeyIsSet(String::new()),
             Ok(Why::Full) => Error::TooLarge(refused.message),
             Ok(Why::Occupied) => Error::Occupied(refused.message),
+            Ok(Why::Unknown) => Error::Forgotten(refused.message),
             Ok(Why::Invalid) | Err(_) => Error::Refused(refused.message),
         },
         Reply::Ended(ended) => Error::Ended(ended.reason),

@@ -32,10 +32,25 @@ pub struct SupervisorOptions {
     pub first_process: usize,
     /// Number of its processes.
     pub num_local: usize,
+    /// Number of processes on all hosts.
+    pub num_processes: usize,
+    /// What it has started in a session before.
+    pub held: HeldProcesses,
     /// A random number, the same for all tries until one is answered.
     pub attempt: u64,
     /// The coordinator must answer within this time.
     pub deadline: Duration,
+}
+
+/// The processes of a supervisor, for a coordinator that was started again.
+#[derive(Clone, Debug, Default)]
+pub struct HeldProcesses {
+    /// The generation that was started last; 0 for none.
+    pub generation: u64,
+    /// Those that have not ended.
+    pub running: Vec<usize>,
+    /// Those that have ended in good order, with their exit code.
+    pub ended: Vec<(usize, i32)>,
 }
 
 /// A supervisor's session. Shows the coordinator in the background that this supervisor is alive.
@@ -59,6 +74,11 @@ impl SupervisorSession {
     pub fn register(options: SupervisorOptions) -> Result<Self, Error> {
         let connection = block(async move {
             let index = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+            let ended = |&(process, exit_code): &(usize, i32)| wire::EndedRow {
+                process_index: index(process),
+                exit_code,
+            };
+            let held = &options.held;
             let ask = Ask::Register(wire::Register {
                 host_index: index(options.host_index),
                 num_hosts: index(options.num_hosts),
@@ -66,6 +86,10 @@ impl SupervisorSession {
                 first_process: index(options.first_process),
                 num_local: index(options.num_local),
                 attempt: options.attempt,
+                num_processes: index(options.num_processes),
+                generation: held.generation,
+                running: held.running.iter().map(|&process| index(process)).collect(),
+                ended: held.ended.iter().map(ended).collect(),
             });
             let until = awake::now() + options.deadline;
             loop {
@@ -101,7 +125,8 @@ impl SupervisorSession {
     /// The next thing to do, in order, each once; `None` if there was none within `timeout`.
     ///
     /// # Errors
-    /// If the coordinator does not answer for 10 s, and after [`Directive::End`].
+    /// If the coordinator does not answer for 10 s, or was started again, and after
+    /// [`Directive::End`].
     pub fn next_directive(&self, timeout: Duration) -> Result<Option<Directive>, Error> {
         match lock(&self.directives).recv_timeout(timeout) {
             Ok(directive) => directive.map(Some),

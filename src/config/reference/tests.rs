@@ -17,11 +17,6 @@ use crate::config::{Config, SECTIONS};
 /// Samples for [`Kind::Other`]: some values that are taken, and some that are not.
 const SAMPLES: &[(&str, &[&str], &[&str])] = &[
     ("`HOST:PORT`", &["\"host:1\"", "\"[::1]:65535\""], &["\"host\"", "\"host:0\"", "\":1\"", "1"]),
-    (
-        "`\"builtin\"` or `\"etcd://HOST:PORT[,HOST:PORT...]\"`",
-        &["\"builtin\"", "\"etcd://a:1\"", "\"etcd://a:1,[::1]:2379\""],
-        &["\"etcd://a\"", "\"etcd://u:p@a:1\"", "\"etcd://a:1,\"", "\"http://a:1\"", "\"\"", "1"],
-    ),
     ("`\"loss\"`, or a metric of the model", &["\"loss\"", "\"f1\""], &["1"]),
     ("`1`", &["1"], &["0", "2", "\"auto\""]),
     ("path", &["\"a\"", "\"/a/b\""], &["1"]),

@@ -31,7 +31,8 @@ impl JobState {
     /// `true` once a step has been taken, in this generation or one before: what fails then may
     /// work the next time.
     pub fn has_trained(&self) -> bool {
-        self.membership.step() > 0 || self.history.iter().any(|end| end.step > 0)
+        let has_stepped = self.membership.step() > 0;
+        has_stepped || self.was_taken_over || self.history.iter().any(|end| end.step > 0)
     }
 
     /// The process of the coordinator was stopped for `gap`, which `now` does not count. What the

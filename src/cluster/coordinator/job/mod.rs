@@ -5,6 +5,8 @@
 //! one before have ended.
 
 mod failure;
+mod resumption;
+mod supervisors;
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -13,10 +15,11 @@ use hlo::counted;
 use prost::Message;
 
 pub use self::failure::{Failure, FailureKind};
+use self::resumption::Resumption;
 use super::horizon::Horizon;
 use super::membership::{Admission, JoinedProcess, Membership};
 use super::store::Store;
-use super::supervision::{Supervision, Supervisor};
+use super::supervision::Supervision;
 use crate::cluster::members::{Directive, GenerationEnd, Peer};
 use crate::cluster::messages::{self as wire, GenerationRow, Reply, Why};
 
@@ -43,6 +46,11 @@ pub struct JobOptions {
     /// In a row, without progress.
     pub max_restarts: usize,
     pub max_store_bytes: usize,
+    /// The first supervisor that registers says how many hosts and processes there are. After the
+    /// end of a job comes another one.
+    pub is_standalone: bool,
+    /// A random number, by which the members know that they still talk to the same coordinator.
+    pub coordinator: u64,
 }
 
 /// The job.
@@ -56,6 +64,9 @@ pub struct JobState {
     peers: Vec<u8>,
     pub horizon: Horizon,
     pub store: Store,
+    resumption: Resumption,
+    /// A coordinator before this one started a generation.
+    was_taken_over: bool,
     roles: HashMap<u64, Role>,
     supervision: Option<Supervision>,
     directives: Vec<Directive>,
@@ -72,11 +83,15 @@ pub struct JobState {
     has_progressed: bool,
     /// When the coordinator went on after it had been stopped, and for how long it was.
     stopped: Option<(Duration, Duration)>,
+    /// When a standalone coordinator is free for another job.
+    reopen_at: Option<Duration>,
     changes: Vec<JobChange>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
+    /// A standalone coordinator has no job.
+    Idle,
     /// Supervisors register, or come back.
     Registering {
         until: Duration,
@@ -137,16 +152,19 @@ impl JobState {
     /// A job that starts when its supervisors have registered, or at once if there are none.
     pub fn new(options: JobOptions) -> Self {
         let stage = match options.num_hosts {
+            _ if options.is_standalone => Stage::Idle,
             Some(_) => Stage::Registering { until: options.start_within },
             None => Stage::Forming,
         };
         Self {
             stage,
-            generation: u64::from(options.num_hosts.is_none()),
+            generation: u64::from(stage == Stage::Forming),
             membership: Membership::new(options.num_processes),
             peers: Vec::new(),
             horizon: Horizon::default(),
             store: Store::new(options.num_processes, options.max_store_bytes),
+            resumption: Resumption::default(),
+            was_taken_over: false,
             roles: HashMap::new(),
             supervision: options.num_hosts.map(Supervision::new),
             directives: Vec::new(),
@@ -159,6 +177,7 @@ impl JobState {
             saved_step: None,
             has_progressed: false,
             stopped: None,
+            reopen_at: None,
             changes: Vec::new(),
             options,
         }
@@ -167,10 +186,6 @@ impl JobState {
     /// What happened since the last call. Waiting calls must look again if it is not empty.
     pub fn take_changes(&mut self) -> Vec<JobChange> {
         std::mem::take(&mut self.changes)
-    }
-
-    pub fn generation(&self) -> u64 {
-        self.generation
     }
 
     pub fn has_ended(&self) -> bool {
@@ -197,7 +212,7 @@ impl JobState {
     /// The answer to give: its generation has ended, or it has not joined.
     pub fn member(&self, session: u64) -> Result<usize, Reply> {
         let Some(&Role::Worker { generation, process_index }) = self.roles.get(&session) else {
-            return Err(Reply::refused(Why::Invalid, "this session has not joined the job"));
+            return Err(Reply::refused(Why::Unknown, "this process has not joined the job"));
         };
         if let Some(reason) = self.why_ended(generation) {
             return Err(Reply::Ended(wire::Ended { reason }));
@@ -210,6 +225,12 @@ impl JobState {
 
     /// A process joins, or asks again.
     pub fn join(&mut self, now: Duration, session: u64, join: &wire::Join) -> Reply {
+        if matches!(self.stage, Stage::Idle | Stage::Registering { .. })
+            && join.generation > self.generation
+        {
+            let missing = "the supervisors have not registered again".to_owned();
+            return Reply::NotYet(wire::NotYet { missing });
+        }
         if join.generation != 0 && join.generation != self.generation {
             let reason = self.why_ended(join.generation).unwrap_or_else(|| {
                 let current = self.generation;
@@ -221,7 +242,7 @@ impl JobState {
             return Reply::Ended(wire::Ended { reason });
         }
         match self.stage {
-            Stage::Registering { .. } | Stage::Waiting { .. } => {
+            Stage::Idle | Stage::Registering { .. } | Stage::Waiting { .. } => {
                 let missing = "the supervisors have not started this generation".to_owned();
                 return Reply::NotYet(wire::NotYet { missing });
             }
@@ -270,6 +291,11 @@ impl JobState {
             return Reply::NotYet(wire::NotYet { missing: self.membership.missing() });
         }
         if self.stage == Stage::Forming {
+            if let Err(error) = self.settle() {
+                let (processes, reason, kind) = (vec![], error.to_string(), FailureKind::FirstHand);
+                self.fail(now, Failure { processes, reason, kind });
+                return self.join(now, session, join);
+            }
             self.stage = Stage::Running;
             let peers = self.membership.peers();
             self.peers = peers.encode_to_vec();
@@ -288,6 +314,7 @@ impl JobState {
             history: self.history.iter().map(row).collect(),
             heartbeat_ms: wire::millis(self.options.heartbeat),
             dead_after_ms: wire::millis(self.options.dead_after),
+            coordinator: self.options.coordinator,
         })
     }
 
@@ -393,8 +420,10 @@ impl JobState {
         if matches!(self.stage, Stage::Forming | Stage::Running) {
             self.find_silent(now);
         }
+        self.find_lost(now);
         self.find_silent_hosts(now);
         match self.stage {
+            Stage::Ended if self.options.is_standalone => self.reopen(now),
             Stage::Registering { until } if until <= now => {
                 let missing = self.supervision.as_ref().map(Supervision::missing);
                 let secs = self.options.start_within.as_secs();
@@ -489,6 +518,16 @@ impl JobState {
         )
     }
 
+    /// When all have heard of the end of a job, or could have, there may be another one.
+    fn reopen(&mut self, now: Duration) {
+        let at = *self.reopen_at.get_or_insert(now + self.options.dead_after);
+        if now >= at || self.all_were_told() {
+            let options = JobOptions { num_processes: 0, num_hosts: None, ..self.options.clone() };
+            let changes = std::mem::take(&mut self.changes);
+            *self = Self { changes, ..Self::new(options) };
+        }
+    }
+
     /// Starts the next generation.
     fn start(&mut self) {
         self.generation += 1;
@@ -496,6 +535,7 @@ impl JobState {
         self.membership = Membership::new(self.options.num_processes);
         self.horizon = Horizon::default();
         self.store = Store::new(self.options.num_processes, self.options.max_store_bytes);
+        self.resumption = Resumption::default();
         self.victims.clear();
         self.has_progressed = false;
         self.roles.retain(|_, role| match role {
@@ -512,12 +552,15 @@ impl JobState {
 
     /// Continues if all processes have ended and that was waited for.
     fn after_children(&mut self, now: Duration) {
+        if matches!(self.stage, Stage::Registering { .. }) && self.take_over(now) {
+            return;
+        }
         if !self.supervision.as_ref().is_some_and(Supervision::all_ended) {
             return;
         }
         match self.stage {
             Stage::Finished { .. } => self.end(true, self.outcome()),
-            Stage::Forming if self.membership.is_empty() => {
+            Stage::Forming if self.membership.is_empty() && self.resumption.is_empty() => {
                 self.end(true, "all processes ended without joining".to_owned());
             }
             Stage::Failed { .. } => {
@@ -550,124 +593,6 @@ impl JobState {
             }
         }
         self.start();
-    }
-
-    /// A supervisor registers, or asks again.
-    pub fn register(&mut self, now: Duration, session: u64, ask: &wire::Register) -> Reply {
-        let Some(supervision) = &mut self.supervision else {
-            let text = "this job has no supervisors: process 0 started its coordinator";
-            return Reply::refused(Why::Invalid, text);
-        };
-        let (first, num_local) = (ask.first_process as usize, ask.num_local as usize);
-        if num_local > self.options.num_processes || first > self.options.num_processes {
-            return Reply::refused(Why::Invalid, "no such processes");
-        }
-        let first_directive = self.directives.len();
-        let (who, processes) = ((session, ask.attempt), (first, num_local));
-        let supervisor = Supervisor::new(who, ask.host.clone(), processes, first_directive, now);
-        let (host_index, num_hosts) = (ask.host_index as usize, ask.num_hosts as usize);
-        let num_processes = self.options.num_processes;
-        let registered = supervision.register(host_index, num_hosts, num_processes, supervisor);
-        if let Err((why, text)) = registered {
-            let is_starting = self.generation == 0 && self.stage != Stage::Ended;
-            if is_starting && why != Why::Occupied {
-                self.end(false, text.clone());
-            }
-            return Reply::refused(why, text);
-        }
-        self.roles.insert(session, Role::Supervisor);
-        self.after_children(now);
-        Reply::Done(wire::Done {})
-    }
-
-    /// `true` if the session is a supervisor: any call is a sign of life.
-    pub fn supervisor(&mut self, now: Duration, session: u64) -> bool {
-        if let Some(host) = self.supervision.as_mut().and_then(|hosts| hosts.seen(session, now)) {
-            self.changes.push(JobChange::Note(format!("the supervisor on {host} is back")));
-            self.after_children(now);
-        }
-        matches!(self.roles.get(&session), Some(Role::Supervisor))
-    }
-
-    /// A supervisor reports the end of a process.
-    pub fn child_ended(&mut self, now: Duration, session: u64, ended: &wire::ChildEnded) {
-        let process_index = ended.process_index as usize;
-        let Some(supervision) = &mut self.supervision else { return };
-        if ended.generation != self.generation || !supervision.child_ended(session, process_index) {
-            return;
-        }
-        // Those that got no signal themselves end as after SIGTERM.
-        match ended.exit_code {
-            Some(code @ (129 | 130)) => self.signal = code as u32 - 128,
-            Some(143) if self.signal == 0 => self.signal = 15,
-            _ => {}
-        }
-        if matches!(self.stage, Stage::Forming | Stage::Running) {
-            let member = self.membership.member(process_index);
-            let has_left = member.is_some_and(|member| member.outcome.is_some());
-            let is_alone = member.is_none() && self.membership.is_empty();
-            let is_victim = self.victims.contains(&process_index);
-            let is_expected = has_left || is_victim || (ended.exit_code == Some(0) && is_alone);
-            if !is_expected {
-                let name = self.membership.describe(process_index);
-                let status = &ended.status;
-                let is_own_error = ended.exit_code.is_some_and(|code| code != 0);
-                let reason = match member.is_none() && is_own_error {
-                    true => format!("{name} ended before it joined: {status}; see its message"),
-                    false => format!("{name} ended: {status}"),
-                };
-                // A process that fails by itself before it has joined would do so again.
-                let kind = match member.is_none() && is_own_error && !self.has_trained() {
-                    true => FailureKind::Final,
-                    false => FailureKind::FirstHand,
-                };
-                let mut failure = Failure { processes: vec![process_index], reason, kind };
-                if is_own_error && member.is_some() && self.stage == Stage::Forming {
-                    // It has waited in vain, perhaps for one that was stopped.
-                    failure = self.blame_missing(failure);
-                } else if is_own_error {
-                    failure = self.explain(now, failure);
-                }
-                self.fail(now, failure);
-                return;
-            }
-        }
-        self.after_children(now);
-    }
-
-    /// A supervisor cannot go on.
-    pub fn give_up(&mut self, now: Duration, reason: &str) {
-        self.is_final = true;
-        let reason = reason.to_owned();
-        match self.stage {
-            Stage::Forming | Stage::Running => {
-                self.fail(now, Failure { processes: vec![], reason, kind: FailureKind::Final });
-            }
-            Stage::Failed { .. } | Stage::Finished { .. } => {}
-            _ => self.end(false, reason),
-        }
-    }
-
-    /// A supervisor has received the first `num_known` directives.
-    pub fn knows_directives(&mut self, session: u64, num_known: usize) {
-        if let Some(supervision) = &mut self.supervision {
-            supervision.knows(session, num_known);
-        }
-    }
-
-    /// `true` when all supervisors have received all directives, in particular the last: that the
-    /// job has ended.
-    pub fn all_were_told(&self) -> bool {
-        let supervision = self.supervision.as_ref();
-        supervision.is_none_or(|supervision| supervision.all_know(self.directives.len()))
-    }
-
-    /// What the supervisor of a session is to do, without the first `num_known`.
-    pub fn directives(&self, session: u64, num_known: usize) -> &[Directive] {
-        let supervision = self.supervision.as_ref();
-        let first = supervision.and_then(|supervision| supervision.first_directive(session));
-        let known = first.map(|first| first.saturating_add(num_known));
-        known.and_then(|known| self.directives.get(known..)).unwrap_or_default()
     }
 }
 

@@ -1,7 +1,9 @@
 //! Tests of the state of a job, in simulated time.
 
 use super::*;
-use crate::cluster::messages::{AskDirectives, ChildEnded, Join, Named, Register};
+use crate::cluster::members::Directive;
+use crate::cluster::messages::{AskDirectives, ChildEnded, EndedRow, Join, Named, Register};
+use crate::cluster::wish::{AgreedWish, Wish};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -16,6 +18,8 @@ fn options(num_processes: usize, num_hosts: Option<usize>) -> JobOptions {
         kill_within: 30 * SECOND,
         max_restarts: 3,
         max_store_bytes: 1 << 20,
+        is_standalone: false,
+        coordinator: 1,
     }
 }
 
@@ -44,7 +48,7 @@ impl World {
     fn supervised(num_processes: usize, num_hosts: usize) -> Self {
         let mut world = Self::new(num_processes, Some(num_hosts));
         for host in 0..num_hosts {
-            assert_eq!(world.register(host), Reply::Done(wire::Done {}));
+            assert_eq!(world.register(host), Reply::Done(wire::Done::default()));
         }
         world
     }
@@ -62,17 +66,19 @@ impl World {
             first_process: (host * num_local) as u32,
             num_local: num_local as u32,
             attempt: session,
+            num_processes: self.num_processes as u32,
+            ..Register::default()
         };
         self.job.register(self.now, session, &ask)
     }
 
     fn session(&self, process: usize) -> u64 {
-        1000 * self.job.generation() + process as u64
+        1000 * self.job.generation + process as u64
     }
 
     fn join(&mut self, process: usize) -> Reply {
         let ask = Join {
-            generation: self.job.generation(),
+            generation: self.job.generation,
             process_index: process as u32,
             num_processes: self.num_processes as u32,
             host: format!("host{process}"),
@@ -93,7 +99,7 @@ impl World {
     fn child_ended(&mut self, process: usize, is_success: bool) {
         let host = process / (self.num_processes / self.num_hosts);
         let ended = ChildEnded {
-            generation: self.job.generation(),
+            generation: self.job.generation,
             process_index: process as u32,
             status: if is_success { "exit status: 0" } else { "killed by signal 9" }.into(),
             exit_code: is_success.then_some(0),
@@ -284,7 +290,7 @@ fn restarts_without_progress_wait_longer_and_end() {
     let mut waits = vec![];
     loop {
         let before = world.now;
-        while !world.directives().contains(&start(world.job.generation())) {
+        while !world.directives().contains(&start(world.job.generation)) {
             world.pass(SECOND / 4, &[]);
             if world.job.has_ended() {
                 break;
@@ -304,7 +310,7 @@ fn restarts_without_progress_wait_longer_and_end() {
         world.join_all();
         world.job.heartbeat(0, &saved(step));
         world.child_ended(0, false);
-        assert_eq!(world.job.generation(), step + 1, "progress: at once, and as often as needed");
+        assert_eq!(world.job.generation, step + 1, "progress: at once, and as often as needed");
     }
     // The same checkpoint again is no progress.
     for _ in 0..3 {
@@ -327,7 +333,7 @@ fn an_error_at_the_start_ends_the_job_unless_it_has_trained() {
             world.job.heartbeat(0, &wire::Heartbeat { step: 7, ..Default::default() });
             world.child_ended(0, false);
         }
-        let generation = world.job.generation();
+        let generation = world.job.generation;
         let exit = |status: &str, exit_code| ChildEnded {
             generation,
             process_index: 0,
@@ -524,7 +530,7 @@ fn another_supervisor_takes_the_place_of_one_that_vanished() {
     world.pass_without_the_second_host(12 * SECOND);
     world.child_ended(0, false);
     assert_eq!(world.directives().len(), 2);
-    assert_eq!(world.register_as(1, 201), Reply::Done(wire::Done {}));
+    assert_eq!(world.register_as(1, 201), Reply::Done(wire::Done::default()));
     assert_eq!(world.directives(), [start(2)]);
     assert_eq!(world.job.directives(201, 0), [start(2)], "what was before does not concern it");
     assert!(world.job.directives(101, 0).is_empty());
@@ -559,4 +565,128 @@ fn a_supervisor_that_gives_up_ends_the_job() {
     assert_eq!(world.directives(), [end]);
     let ask = AskDirectives { num_known: 3, wait_ms: 0 };
     assert!(world.job.directives(100, ask.num_known as usize).is_empty());
+}
+
+/// A coordinator that was started again, in generation 3 of which these processes run.
+fn started_again(num_processes: u32, running: &[u32], ended: &[EndedRow]) -> World {
+    let options = JobOptions { is_standalone: true, ..options(0, None) };
+    let (job, now) = (JobState::new(options), SECOND);
+    let mut world =
+        World { job, now, num_processes: num_processes as usize, num_hosts: 2, num_known: 0 };
+    let num_local = num_processes / 2;
+    for host in 0..2 {
+        // A process asks before its supervisor does.
+        assert!(matches!(world.resume(host as usize, 9, &[]), Reply::NotYet(_)));
+        let own = |process: &u32| process / num_local == host;
+        let ask = Register {
+            host_index: host,
+            num_hosts: 2,
+            host: format!("host{host}"),
+            first_process: host * num_local,
+            num_local,
+            attempt: 1,
+            num_processes,
+            generation: 3,
+            running: running.iter().copied().filter(own).collect(),
+            ended: ended.iter().copied().filter(|end| own(&end.process_index)).collect(),
+        };
+        let reply = world.job.register(world.now, 100 + u64::from(host), &ask);
+        assert_eq!(reply, Reply::Done(wire::Done::default()));
+    }
+    world
+}
+
+impl World {
+    /// A process of generation 3 tells that it was granted `horizon` and has wished.
+    fn resume(&mut self, process: usize, horizon: u64, wishes: &[Wish]) -> Reply {
+        let join = Join {
+            generation: 3,
+            process_index: process as u32,
+            num_processes: self.num_processes as u32,
+            ..Join::default()
+        };
+        let event = wire::EventRow { step: 4, wish: Wish::Save.code() };
+        let resume = wire::TellHeld {
+            join: Some(join),
+            horizon,
+            events: vec![event; process],
+            wishes: wishes.iter().map(|wish| wish.code()).collect(),
+            num_parts: 1,
+            ..wire::TellHeld::default()
+        };
+        self.job.resume(self.now, 3000 + process as u64, &resume)
+    }
+}
+
+#[test]
+fn a_generation_goes_on_when_all_have_told_what_they_know() {
+    let mut world = started_again(2, &[0, 1], &[]);
+    assert!(matches!(world.resume(0, 12, &[Wish::Stop]), Reply::NotYet(_)));
+    assert!(world.job.worker(world.now, 3001).is_err(), "it has not told anything yet");
+    let Reply::Joined(joined) = world.resume(1, 9, &[]) else { panic!() };
+    assert_eq!((joined.generation, joined.coordinator), (3, 1));
+    let granted = world.job.horizon.extend(0, 0);
+    let save = AgreedWish { step: 4, wish: Wish::Save };
+    let stop = AgreedWish { step: 12, wish: Wish::Stop };
+    assert_eq!((granted.horizon, granted.events), (12, vec![save, stop]));
+    assert_eq!(world.directives(), [], "nothing is started");
+    // What fails now is started again, in the next generation.
+    world.child_ended(0, false);
+    world.child_ended(1, false);
+    let directives = world.directives();
+    assert!(matches!(directives[0], Directive::Kill { generation: 3, .. }));
+    assert_eq!(directives[1], start(4));
+}
+
+#[test]
+fn a_generation_that_is_not_whole_is_started_again() {
+    let mut world = started_again(4, &[0, 1, 3], &[]);
+    let reason = "the coordinator was started again, and process 2 has ended meanwhile";
+    assert_eq!(world.directives(), [kill(3, reason)]);
+    assert!(matches!(world.resume(0, 9, &[]), Reply::Ended(_)));
+    [0, 1, 3].iter().for_each(|process| world.child_ended(*process, false));
+    assert_eq!(world.directives(), [start(4)]);
+
+    // All run, but one is frozen.
+    let mut world = started_again(2, &[0, 1], &[]);
+    world.resume(0, 9, &[]);
+    world.pass(11 * SECOND, &[]);
+    let reason = "the coordinator was started again, and process 1 has not come back within 10 s";
+    assert_eq!(world.directives(), [kill(3, reason)]);
+}
+
+#[test]
+fn processes_may_have_left_while_there_was_no_coordinator() {
+    let ended = |process_index| EndedRow { process_index, exit_code: 143 };
+    let mut world = started_again(4, &[0, 2, 3], &[ended(1)]);
+    for process in [0, 2] {
+        assert!(matches!(world.resume(process, 9, &[]), Reply::NotYet(_)));
+    }
+    let end =
+        ChildEnded { generation: 3, process_index: 3, exit_code: Some(143), ..Default::default() };
+    world.job.child_ended(world.now, 101, &end);
+    assert!(matches!(world.resume(0, 9, &[]), Reply::Joined(_)));
+    [0, 2].iter().for_each(|process| world.job.leave(world.now, *process, "interrupted"));
+    world.child_ended(0, true);
+    world.child_ended(2, true);
+    let text = "interrupted".to_owned();
+    assert_eq!(world.directives(), [Directive::End { is_success: true, text, signal: 15 }]);
+
+    let mut world = started_again(2, &[], &[ended(0), ended(1)]);
+    assert!(matches!(world.directives()[..], [Directive::End { is_success: true, .. }]));
+    // All know: it is free for another job, with other numbers.
+    for host in [100, 101] {
+        world.job.knows_directives(host, 1);
+    }
+    world.pass(SECOND, &[]);
+    (world.num_processes, world.num_hosts, world.num_known) = (3, 1, 0);
+    assert_eq!(world.register(0), Reply::Done(wire::Done::default()));
+    assert_eq!(world.directives(), [start(1)]);
+}
+
+#[test]
+fn without_supervisors_nothing_goes_on() {
+    let mut world = World::new(2, None);
+    let Reply::Ended(ended) = world.resume(1, 9, &[]) else { panic!() };
+    assert!(ended.reason.contains("with process 0"), "{}", ended.reason);
 }
