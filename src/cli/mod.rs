@@ -11,6 +11,7 @@ mod changes;
 mod checkpoint;
 mod class_table;
 mod cluster;
+mod collectives;
 mod compare;
 mod compile;
 mod data;

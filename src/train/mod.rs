@@ -4,6 +4,7 @@
 mod accept;
 mod begin;
 mod bench;
+mod bench_collectives;
 mod checkpoint_place;
 mod checkpoint_writer;
 mod checkpoints;
@@ -56,6 +57,7 @@ use resume::Now;
 pub use crate::observe::EvalResult;
 pub use accept::{check_config, check_example};
 pub use bench::{BenchOptions, BenchResult, StepParts, bench};
+pub use bench_collectives::{CollectivesOptions, bench_collectives};
 pub use checkpoint_place::{checkpoint_place, newest_checkpoint};
 pub use error::Error;
 pub use evaluator::{EvalSpec, Evaluator};

@@ -12,7 +12,7 @@ use crate::config::{
     AutoOr, BatchSplit, CompileConfig, Config, KernelsConfig, OnNonfinite, OptionValue, RunLength,
 };
 use crate::data::{Field, Source, Splits};
-use crate::lowering::Lowering;
+use crate::lowering::{Lowering, ReplicaSums};
 use crate::optim::{self, Transformation, schedule::Schedule};
 use crate::parallel::{GatherAt, NarrowSum, ParallelPlan, PipelinePlan, PlainSum, Synchronize};
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
@@ -95,7 +95,8 @@ impl Run {
             lowering.bucket_bytes = bytes as u64;
         }
         lowering.scatter_line = config.parallel.scatter_line.or(0);
-        lowering.all_reduce = config.parallel.all_reduce.algorithm();
+        let algorithm = config.parallel.all_reduce.algorithm();
+        lowering.all_reduce = algorithm.map_or(ReplicaSums::Direct, ReplicaSums::By);
         // Of one process; several are set apart when they have found each other.
         lowering.replicas_per_host = config.parallel.replicas_per_host.or(mesh.num_replicas());
         let has_host_collectives =

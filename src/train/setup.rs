@@ -100,7 +100,7 @@ pub fn open_devices(config: &Config, say: impl Fn(&str)) -> Result<(Client, Mesh
     open_timed(config, Processes::default(), &StartupSpans::new(Instant::now()), say)
 }
 
-fn open_timed(
+pub(super) fn open_timed(
     config: &Config,
     processes: Processes<'_>,
     spans: &StartupSpans,

@@ -5,12 +5,20 @@ use crate::rewriter::{push, rebuild_values};
 use crate::tensor::Tracer;
 use crate::{Algorithm, AxisSet, Graph, Groups, Mesh, Node, Op, Reduction, Tensor, TensorType};
 
-/// Sums of fewer elements than this stay one op: they cost as many messages as large ones.
-const MIN_ELEMENTS: usize = 1024;
+/// A sum over replicas, as far as the choice of an algorithm depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaSum {
+    /// Number of elements on each replica.
+    pub num_elements: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// Number of replicas of a group.
+    pub group_size: usize,
+}
 
-/// Writes each sum over whole groups as the collectives of an algorithm, with the replicas numbered
-/// so that each host has `replicas_per_host` neighbors. All replicas of a group get the same bits,
-/// of a sum that is taken in the algorithm's order.
+/// Writes each sum over whole groups as the collectives of the algorithm that `choose` returns,
+/// with the replicas numbered so that each host has `replicas_per_host` neighbors. All replicas of
+/// a group get the same bits, of a sum that is taken in the algorithm's order.
 ///
 /// | | steps | elements that a replica sends, for n over p replicas |
 /// |---|---|---|
@@ -18,10 +26,14 @@ const MIN_ELEMENTS: usize = 1024;
 /// | tree | 2 ceil(log2 p) permutes of all: up a binomial tree and down | up to ceil(log2 p) n down, n up |
 /// | hierarchical | reduce_scatter in each host, all_reduce of the shards between hosts, all_gather in each host | |
 ///
-/// Unchanged are sums of fewer than 1024 elements, and with the hierarchical algorithm groups that
-/// have a replica on each host, or not as many on each.
+/// Unchanged are sums for which `choose` returns `None`, and with the hierarchical algorithm groups
+/// that have a replica on each host, or not as many on each.
 #[must_use]
-pub fn write_all_reduces(graph: &Graph, algorithm: Algorithm, replicas_per_host: usize) -> Graph {
+pub fn write_all_reduces(
+    graph: &Graph,
+    choose: &dyn Fn(ReplicaSum) -> Option<Algorithm>,
+    replicas_per_host: usize,
+) -> Graph {
     let mesh = *graph.mesh();
     rebuild_values(graph, |new, node, operands| {
         let copy = |new: &mut Graph, op: Op| {
@@ -29,12 +41,12 @@ pub fn write_all_reduces(graph: &Graph, algorithm: Algorithm, replicas_per_host:
             new.node_of(first).results().collect()
         };
         if let Some(op) =
-            node.op.with_regions(|region| write_all_reduces(region, algorithm, replicas_per_host))
+            node.op.with_regions(|region| write_all_reduces(region, choose, replicas_per_host))
         {
             return Some(copy(new, op));
         }
         let types: Vec<_> = operands.iter().map(|operand| new.ty(*operand).clone()).collect();
-        let Some(body) = messages(node, &types, &mesh, algorithm, replicas_per_host) else {
+        let Some(body) = messages(node, &types, &mesh, choose, replicas_per_host) else {
             return Some(copy(new, node.op.clone()));
         };
         Some(inline(new, &body, operands, node.location.is_backward))
@@ -46,15 +58,18 @@ fn messages(
     node: &Node,
     types: &[TensorType],
     mesh: &Mesh,
-    algorithm: Algorithm,
+    choose: &dyn Fn(ReplicaSum) -> Option<Algorithm>,
     replicas_per_host: usize,
 ) -> Option<Graph> {
     let Op::AllReduce { reduction: Reduction::Sum, groups } = node.op else { return None };
     let axes = groups.axes();
-    let num_elements: usize = types.iter().map(TensorType::num_elements).sum();
-    if !groups.is_whole() || mesh.group_size(axes) == 1 || num_elements < MIN_ELEMENTS {
+    let group_size = mesh.group_size(axes);
+    if !groups.is_whole() || group_size == 1 {
         return None;
     }
+    let num_elements: usize = types.iter().map(TensorType::num_elements).sum();
+    let bytes = types.iter().map(|ty| ty.num_elements() * ty.dtype.size_bytes()).sum();
+    let algorithm = choose(ReplicaSum { num_elements, bytes, group_size })?;
     let per_host = match algorithm {
         Algorithm::Hierarchical => replicas_of_host(mesh, axes, replicas_per_host)?,
         Algorithm::Ring | Algorithm::Tree => 1,
@@ -173,6 +188,12 @@ mod tests {
     use super::*;
     use crate::{Axis, DType, Literal, communication, interpret, trace};
 
+    /// As a run does it, which leaves small sums as they are.
+    fn written(graph: &Graph, algorithm: Algorithm, per_host: usize) -> Graph {
+        let choose = |sum: ReplicaSum| (sum.num_elements >= 1024).then_some(algorithm);
+        write_all_reduces(graph, &choose, per_host)
+    }
+
     /// Two tensors in one all_reduce, one in a loop, and one too small to be written.
     fn summed(mesh: Mesh, axes: AxisSet, n: usize, dtype: DType) -> Graph {
         let graph = trace(mesh, |t| {
@@ -219,7 +240,7 @@ mod tests {
             let expected = interpret(&direct, &xs).unwrap();
             for algorithm in Algorithm::ALL {
                 for per_host in [1, 2, 4] {
-                    let graph = write_all_reduces(&direct, algorithm, per_host);
+                    let graph = written(&direct, algorithm, per_host);
                     crate::verify(&graph).unwrap();
                     let found = interpret(&graph, &xs).unwrap();
                     assert_eq!(found, expected, "{algorithm} on {mesh:?} over {axes}, n = {n}");
@@ -236,7 +257,7 @@ mod tests {
             let xs = [values(mesh, 1024, DType::F64, 0.1)];
             let expected = interpret(&direct, &xs).unwrap();
             for algorithm in Algorithm::ALL {
-                let found = interpret(&write_all_reduces(&direct, algorithm, 2), &xs).unwrap();
+                let found = interpret(&written(&direct, algorithm, 2), &xs).unwrap();
                 for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
                     for (a, b) in found.to_f64().iter().zip(expected.to_f64()) {
                         assert!((a - b).abs() <= 1e-12 * b.abs(), "{algorithm}: {a} {b}");
@@ -255,7 +276,7 @@ mod tests {
         });
         let graph = graph.unwrap();
         let sent = |algorithm| {
-            let found = communication(&write_all_reduces(&graph, algorithm, 4));
+            let found = communication(&written(&graph, algorithm, 4));
             let calls: u64 = found.iter().map(|c| c.count).sum();
             let bytes: u64 = found.iter().map(|c| c.total_bytes_on_wire()).sum();
             (calls, bytes)
@@ -265,7 +286,7 @@ mod tests {
         // 3/4 n each in the host, and 2 (1/2) of a quarter between the two.
         let [inside, across] = [2 * 3 * n, n];
         assert_eq!(sent(Algorithm::Hierarchical), (3, inside + across));
-        let found = communication(&write_all_reduces(&graph, Algorithm::Hierarchical, 4));
+        let found = communication(&written(&graph, Algorithm::Hierarchical, 4));
         let across = found.iter().find(|c| c.kind == "all_reduce").unwrap();
         assert_eq!((across.groups, across.bytes), (Groups::strided(Axis::Data, 4), n));
     }

@@ -76,7 +76,7 @@ pub enum Command {
         #[arg(long, value_enum, default_value_t = Stage::Step)]
         stage: Stage,
     },
-    /// Measure the step, the work of the host, and the time to the first step
+    /// Measure the step, the work of the host, and the time to the first step; or collectives alone
     Bench(BenchArgs),
     /// Print the learning rate over the run; needs no plugin
     Schedule(ScheduleArgs),
@@ -367,10 +367,11 @@ Exit codes:
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("config", |config| config.required(false).required_unless_present("collectives")))]
 pub struct BenchArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Number of measured steps
+    /// Number of measured steps; with --collectives at most so many launches for each size
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
     /// Use the cache of compiled programs
@@ -379,6 +380,23 @@ pub struct BenchArgs {
     /// Print where the time goes: the parts of a step, and its ops (CPU backend)
     #[arg(long)]
     pub profile: bool,
+    /// Measure collectives instead, over sizes from 1 KiB: latency and bandwidth of the links, and
+    /// the algorithms; needs no CONFIG
+    #[arg(long, conflicts_with = "profile")]
+    pub collectives: bool,
+    /// With --collectives: run so many processes on this host (CPU backend). For several hosts:
+    /// `lockstep launch OPTIONS -- bench --collectives`
+    #[arg(long, value_name = "N", requires = "collectives")]
+    pub processes: Option<NonZeroUsize>,
+    /// With --collectives: the largest size
+    #[arg(long, value_name = "BYTES", default_value = "67108864", requires = "collectives")]
+    pub max_bytes: NonZeroUsize,
+    /// With --collectives: write a fabric file, for `plan --fabric` and parallel.fabric
+    #[arg(long, value_name = "FILE", value_parser = path(), requires = "collectives")]
+    pub to: Option<PathBuf>,
+    /// Replace the file of --to
+    #[arg(long, requires = "to")]
+    pub overwrite: bool,
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
