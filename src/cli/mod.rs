@@ -17,6 +17,7 @@ mod compile;
 mod data;
 mod doctor;
 mod evaluate;
+mod fabric;
 mod hlo;
 mod host;
 mod init;

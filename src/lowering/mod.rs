@@ -85,6 +85,14 @@ impl Lowering {
         }
     }
 
+    /// Sets the number of neighbors on one host, unless algorithms were measured: those are for the
+    /// number that was measured with them, for any division over processes.
+    pub fn set_replicas_per_host(&mut self, replicas_per_host: usize) {
+        if !matches!(self.all_reduce, ReplicaSums::BySize(_)) {
+            self.replicas_per_host = replicas_per_host;
+        }
+    }
+
     /// Lowers a traced graph.
     pub fn lower(self, graph: Graph, name: &str) -> Lowered {
         let graph = self.passes().into_iter().fold(graph, |graph, pass| pass.run(&graph));
@@ -132,7 +140,7 @@ pub enum Pass {
         /// Most bytes of a bucket.
         bucket_bytes: u64,
     },
-    /// [`rewrites::write_all_reduces`].
+    /// [`rewrites::write_all_reduces_by`].
     WriteAllReduces {
         /// The messages of which algorithm are written.
         sums: ReplicaSums,
@@ -157,7 +165,8 @@ impl Pass {
             Self::StageReductions(group) => rewrites::stage_reductions(graph, group),
             Self::GroupAllReduces { bucket_bytes } => group_all_reduces(graph, bucket_bytes),
             Self::WriteAllReduces { sums, replicas_per_host } => {
-                rewrites::write_all_reduces(graph, &|sum| sums.algorithm(sum), replicas_per_host)
+                let choose = |sum| sums.algorithm(sum);
+                rewrites::write_all_reduces_by(graph, &choose, replicas_per_host)
             }
             Self::ScatterByLine { replicas } => rewrites::scatter_by_line(graph, replicas),
             Self::OrderCollectives => rewrites::order_collectives(graph),

@@ -2,10 +2,8 @@
 
 use std::fmt;
 
-use hlo::{Algorithm, rewrites::ReplicaSum};
-
-/// Sums of fewer elements than this stay one op: they cost as many messages as large ones.
-const MIN_ELEMENTS: usize = 1024;
+use hlo::Algorithm;
+use hlo::rewrites::{MIN_WRITTEN_ELEMENTS, ReplicaSum};
 
 /// Most sizes from which another algorithm is taken.
 const MAX_CHANGES: usize = 16;
@@ -49,7 +47,7 @@ impl ReplicaSums {
     /// The algorithm of a sum; `None` leaves it to the backend.
     pub fn algorithm(&self, sum: ReplicaSum) -> Option<Algorithm> {
         match self {
-            _ if sum.num_elements < MIN_ELEMENTS => None,
+            _ if sum.num_elements < MIN_WRITTEN_ELEMENTS => None,
             Self::Direct => None,
             Self::By(algorithm) => Some(*algorithm),
             Self::BySize(sizes) if sizes.group_size == sum.group_size => {

@@ -281,7 +281,7 @@ impl CollectivesBench<'_> {
             self.lowering.passes().into_iter().fold(graph, |graph, pass| pass.run(&graph))
         };
         let written = match timed {
-            Timed::AllReduce(Some(algorithm)) => rewrites::write_all_reduces(
+            Timed::AllReduce(Some(algorithm)) => rewrites::write_all_reduces_by(
                 &graph,
                 &|_| Some(algorithm),
                 self.replicas_per_host,
@@ -289,45 +289,52 @@ impl CollectivesBench<'_> {
             _ => graph.clone(),
         };
         let program = self.lowering.emit(passes(written), "collective").program;
-        let num_replicas = self.mesh.num_replicas();
-        let alone = lower_isolated(&passes(graph), "alone", num_replicas, false);
         let (executable, _) = self.settings.compile(&self.client, &program)?;
-        let (alone, _) = self.settings.compile(&self.client, &alone)?;
-        let num_elements = program.inputs[0].ty.num_elements();
-        let of = || Arc::new(Literal::zeros(DType::F32, &[num_elements]));
-        // One for each: a shared one would be read from the cache.
-        let placement = executable.placement();
-        let literals: Vec<_> = (0..placement.num_addressable()).map(|_| of()).collect();
-        let operand = self.client.upload_on(placement, &literals)?;
-        Ok(CollectiveProgram { executable, alone, operand })
+        // On the devices of this process alone: nothing connects it with others.
+        let alone = lower_isolated(&passes(graph), "alone", self.of_process, false);
+        let own = self.client.process_index();
+        let devices = self.client.global_devices().iter();
+        let devices = devices.filter(|device| device.process_index == own);
+        let mut settings = self.settings.clone();
+        settings.options.device_assignment = Some(devices.map(|device| device.id).collect());
+        let (alone, _) = settings.compile(&self.client, &alone)?;
+        let len = program.inputs[0].ty.num_elements();
+        let [operand, operand_alone] = [&executable, &alone].map(|executable| {
+            let placement = executable.placement();
+            // One for each: a shared one would be read from the cache.
+            let zeros = |_| Arc::new(Literal::zeros(DType::F32, &[len]));
+            let literals: Vec<_> = (0..placement.num_addressable()).map(zeros).collect();
+            self.client.upload_on(placement, &literals)
+        });
+        Ok(CollectiveProgram { collective: (executable, operand?), alone: (alone, operand_alone?) })
     }
 }
 
 /// A collective, and the same program without it.
 struct CollectiveProgram {
-    executable: Executable,
-    alone: Executable,
-    operand: Buffers,
+    collective: (Executable, Buffers),
+    alone: (Executable, Buffers),
 }
 
 impl CollectiveProgram {
     /// The seconds of launches, each waited for.
     fn launch(&self, count: usize) -> Result<Vec<f64>, Error> {
-        self.time(&self.executable, count)
+        time(&self.collective, count)
     }
 
     fn launch_alone(&self, count: usize) -> Result<Vec<f64>, Error> {
-        self.time(&self.alone, count + 2).map(|secs| secs[2..].to_vec())
+        // The first ones touch fresh memory.
+        time(&self.alone, count + 2).map(|secs| secs[2..].to_vec())
     }
+}
 
-    fn time(&self, executable: &Executable, count: usize) -> Result<Vec<f64>, Error> {
-        let once = |_| {
-            let started = Instant::now();
-            executable.execute(vec![Arg::Borrow(&self.operand)])?.done.wait()?;
-            Ok(started.elapsed().as_secs_f64())
-        };
-        (0..count).map(once).collect()
-    }
+fn time((executable, operand): &(Executable, Buffers), count: usize) -> Result<Vec<f64>, Error> {
+    let once = |_| {
+        let started = Instant::now();
+        executable.execute(vec![Arg::Borrow(operand)])?.done.wait()?;
+        Ok(started.elapsed().as_secs_f64())
+    };
+    (0..count).map(once).collect()
 }
 
 /// Times of this host's processors so far, in its own units.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use hlo::{Axis, Mesh};
 use models::{AttentionKernels, Model, Precision};
 
+use super::fabric_file::choose_all_reduces;
 use super::{CompileSettings, Error};
 use crate::config::{
     AutoOr, BatchSplit, CompileConfig, Config, KernelsConfig, OnNonfinite, OptionValue, RunLength,
 };
 use crate::data::{Field, Source, Splits};
-use crate::lowering::{Lowering, ReplicaSums};
+use crate::lowering::Lowering;
 use crate::optim::{self, Transformation, schedule::Schedule};
 use crate::parallel::{GatherAt, NarrowSum, ParallelPlan, PipelinePlan, PlainSum, Synchronize};
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
@@ -95,10 +96,7 @@ impl Run {
             lowering.bucket_bytes = bytes as u64;
         }
         lowering.scatter_line = config.parallel.scatter_line.or(0);
-        let algorithm = config.parallel.all_reduce.algorithm();
-        lowering.all_reduce = algorithm.map_or(ReplicaSums::Direct, ReplicaSums::By);
-        // Of one process; several are set apart when they have found each other.
-        lowering.replicas_per_host = config.parallel.replicas_per_host.or(mesh.num_replicas());
+        choose_all_reduces(&mut lowering, &config.parallel, &mesh)?;
         let has_host_collectives =
             platform == Platform::Cpu && config.parallel.host_collectives.or(false);
         lowering.host_collectives = has_host_collectives.then_some(1);

@@ -5,6 +5,10 @@ use crate::rewriter::{push, rebuild_values};
 use crate::tensor::Tracer;
 use crate::{Algorithm, AxisSet, Graph, Groups, Mesh, Node, Op, Reduction, Tensor, TensorType};
 
+/// Sums of fewer elements than this are better left as one op: they cost as many messages as large
+/// ones.
+pub const MIN_WRITTEN_ELEMENTS: usize = 1024;
+
 /// A sum over replicas, as far as the choice of an algorithm depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaSum {
@@ -14,6 +18,14 @@ pub struct ReplicaSum {
     pub bytes: usize,
     /// Number of replicas of a group.
     pub group_size: usize,
+}
+
+/// [`write_all_reduces_by`] with one algorithm for all sums of at least [`MIN_WRITTEN_ELEMENTS`].
+#[must_use]
+pub fn write_all_reduces(graph: &Graph, algorithm: Algorithm, replicas_per_host: usize) -> Graph {
+    let choose =
+        |sum: ReplicaSum| (sum.num_elements >= MIN_WRITTEN_ELEMENTS).then_some(algorithm);
+    write_all_reduces_by(graph, &choose, replicas_per_host)
 }
 
 /// Writes each sum over whole groups as the collectives of the algorithm that `choose` returns,
@@ -29,7 +41,7 @@ pub struct ReplicaSum {
 /// Unchanged are sums for which `choose` returns `None`, and with the hierarchical algorithm groups
 /// that have a replica on each host, or not as many on each.
 #[must_use]
-pub fn write_all_reduces(
+pub fn write_all_reduces_by(
     graph: &Graph,
     choose: &dyn Fn(ReplicaSum) -> Option<Algorithm>,
     replicas_per_host: usize,
@@ -41,7 +53,7 @@ pub fn write_all_reduces(
             new.node_of(first).results().collect()
         };
         if let Some(op) =
-            node.op.with_regions(|region| write_all_reduces(region, choose, replicas_per_host))
+            node.op.with_regions(|region| write_all_reduces_by(region, choose, replicas_per_host))
         {
             return Some(copy(new, op));
         }
@@ -188,12 +200,6 @@ mod tests {
     use super::*;
     use crate::{Axis, DType, Literal, communication, interpret, trace};
 
-    /// As a run does it, which leaves small sums as they are.
-    fn written(graph: &Graph, algorithm: Algorithm, per_host: usize) -> Graph {
-        let choose = |sum: ReplicaSum| (sum.num_elements >= 1024).then_some(algorithm);
-        write_all_reduces(graph, &choose, per_host)
-    }
-
     /// Two tensors in one all_reduce, one in a loop, and one too small to be written.
     fn summed(mesh: Mesh, axes: AxisSet, n: usize, dtype: DType) -> Graph {
         let graph = trace(mesh, |t| {
@@ -240,7 +246,7 @@ mod tests {
             let expected = interpret(&direct, &xs).unwrap();
             for algorithm in Algorithm::ALL {
                 for per_host in [1, 2, 4] {
-                    let graph = written(&direct, algorithm, per_host);
+                    let graph = write_all_reduces(&direct, algorithm, per_host);
                     crate::verify(&graph).unwrap();
                     let found = interpret(&graph, &xs).unwrap();
                     assert_eq!(found, expected, "{algorithm} on {mesh:?} over {axes}, n = {n}");
@@ -257,7 +263,7 @@ mod tests {
             let xs = [values(mesh, 1024, DType::F64, 0.1)];
             let expected = interpret(&direct, &xs).unwrap();
             for algorithm in Algorithm::ALL {
-                let found = interpret(&written(&direct, algorithm, 2), &xs).unwrap();
+                let found = interpret(&write_all_reduces(&direct, algorithm, 2), &xs).unwrap();
                 for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
                     for (a, b) in found.to_f64().iter().zip(expected.to_f64()) {
                         assert!((a - b).abs() <= 1e-12 * b.abs(), "{algorithm}: {a} {b}");
@@ -276,7 +282,7 @@ mod tests {
         });
         let graph = graph.unwrap();
         let sent = |algorithm| {
-            let found = communication(&written(&graph, algorithm, 4));
+            let found = communication(&write_all_reduces(&graph, algorithm, 4));
             let calls: u64 = found.iter().map(|c| c.count).sum();
             let bytes: u64 = found.iter().map(|c| c.total_bytes_on_wire()).sum();
             (calls, bytes)
@@ -286,7 +292,7 @@ mod tests {
         // 3/4 n each in the host, and 2 (1/2) of a quarter between the two.
         let [inside, across] = [2 * 3 * n, n];
         assert_eq!(sent(Algorithm::Hierarchical), (3, inside + across));
-        let found = communication(&written(&graph, Algorithm::Hierarchical, 4));
+        let found = communication(&write_all_reduces(&graph, Algorithm::Hierarchical, 4));
         let across = found.iter().find(|c| c.kind == "all_reduce").unwrap();
         assert_eq!((across.groups, across.bytes), (Groups::strided(Axis::Data, 4), n));
     }

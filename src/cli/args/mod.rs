@@ -455,6 +455,10 @@ pub struct PlanArgs {
     /// ...; options follow: ib-hdr:oversubscription=2:devices_per_port=4:multipath
     #[arg(long)]
     pub network: Option<NamedNetwork>,
+    /// Links between processes as `bench --collectives --to FILE` has measured them, for the
+    /// network between hosts or slices: short for --set parallel.fabric=FILE
+    #[arg(long, value_name = "FILE", value_parser = path(), conflicts_with = "network")]
+    pub fabric: Option<PathBuf>,
     /// A change of that network: alpha=+20us,beta=x0.5 adds to the latency of a hop and halves the
     /// time of a byte
     #[arg(long, value_name = "CHANGE")]
@@ -504,6 +508,10 @@ pub struct PreflightArgs {
     /// Target, as for `compile`
     #[arg(long)]
     pub target: String,
+    /// Links between processes as `bench --collectives --to FILE` has measured them, for the
+    /// network between hosts or slices: short for --set parallel.fabric=FILE
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub fabric: Option<PathBuf>,
     /// Processors of a host of the target, for the input; by default as many as this machine has
     #[arg(long, value_name = "N")]
     pub host_processors: Option<NonZeroUsize>,
