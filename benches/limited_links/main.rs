@@ -8,7 +8,8 @@
 //! ```
 //! The first form measures with `lockstep bench --collectives` and keeps the points in
 //! `target/limited_links.json`. Measured again, a point is replaced by one for which the processors
-//! were less busy. `LOCKSTEP` is the program, if it is another one. See `README.md`.
+//! were less busy. `nice -n -15` before it keeps other programs from being measured. `LOCKSTEP` is
+//! the program, if it is another one. See `README.md`.
 
 mod formulas;
 mod page;
@@ -18,7 +19,8 @@ mod links;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use links::{COORDINATOR_PORT, LimitedLinks, LinkSpeed, Outcome};
 use lockstep::targets::cost::{LineFit, MeasuredFabric};
@@ -38,6 +40,8 @@ struct Cell {
     /// Asked for, and measured by a single connection.
     megabits_per_sec: [f64; 2],
     delay_ms: [f64; 2],
+    /// The fraction of this host's processors that the measurement itself used, with the relay.
+    own_busy: f64,
     fabric: MeasuredFabric,
 }
 
@@ -92,9 +96,19 @@ fn keep_quieter(old: &mut Cell, new: Cell) {
             }
         }
         kept.points.sort_by_key(|point| point.bytes);
-        let quiet = page::quiet(kept).map(|point| (point.bytes as f64, point.secs));
-        kept.fit = LineFit::of(&quiet.collect::<Vec<_>>());
+        let points = kept.points.iter().map(|point| (point.bytes as f64, point.secs));
+        kept.fit = LineFit::of(&points.collect::<Vec<_>>());
     }
+}
+
+/// Processor seconds of this process, and of those that it has waited for.
+fn processor_secs() -> Outcome<f64> {
+    const TICKS_PER_SEC: f64 = 100.0;
+    let text = fs::read_to_string("/proc/self/stat")?;
+    // After the name, which is in parentheses: the 14th to the 17th field.
+    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let ticks: Vec<f64> = fields.skip(11).take(4).map(str::parse).collect::<Result<_, _>>()?;
+    Ok(ticks.iter().sum::<f64>() / TICKS_PER_SEC)
 }
 
 fn measure(program: &Path, cell: &str) -> Outcome<Cell> {
@@ -119,16 +133,21 @@ fn measure(program: &Path, cell: &str) -> Outcome<Cell> {
          Mb/s and {:.2} ms",
         found[0], found[1]
     );
+    let (began, used) = (Instant::now(), processor_secs()?);
     let mut processes = vec![];
     for process in 0..num_processes {
         processes.push(Started(start(program, &links, process, num_processes)?));
     }
-    let first = processes.remove(0).output()?;
-    let fabric = MeasuredFabric::parse(first.trim_ascii())?;
+    let outputs: Vec<_> = processes.into_iter().map(Started::output).collect::<Result<_, _>>()?;
+    let fabric = MeasuredFabric::parse(outputs[0].trim_ascii())?;
+    let num_processors = thread::available_parallelism()?.get() as f64;
+    let own_busy = (processor_secs()? - used) / began.elapsed().as_secs_f64() / num_processors;
+    eprintln!("{:.0} % of the processors were used for this", 100.0 * own_busy);
     Ok(Cell {
         num_processes,
         megabits_per_sec: [megabits, found[0]],
         delay_ms: [delay_ms, found[1]],
+        own_busy,
         fabric,
     })
 }

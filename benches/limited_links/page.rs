@@ -9,27 +9,22 @@ use crate::formulas::Ports;
 use crate::links::Outcome;
 use crate::{Cell, PER_HOST};
 
-/// Points for which the processors were busier than this are left out: they measure these.
+/// Cells that used more of the processors are left out: they measure these.
 const MAX_BUSY: f64 = 0.5;
 /// What is compared with 15 %.
 const CLOSE: f64 = 0.15;
 const ALGORITHMS: [&str; 4] = ["direct", "ring", "tree", "hierarchical"];
-
-/// The points that measure the links.
-pub fn quiet(series: &MeasuredCollective) -> impl Iterator<Item = &MeasuredPoint> {
-    series.points.iter().filter(|point| point.busy.is_none_or(|busy| busy <= MAX_BUSY))
-}
 
 fn all_reduce<'a>(fabric: &'a MeasuredFabric, algorithm: &str) -> Option<&'a MeasuredCollective> {
     let is_it = |of: &&MeasuredCollective| of.kind == "all_reduce" && of.algorithm == algorithm;
     fabric.collectives.iter().find(is_it)
 }
 
-/// The line of a message between processes, from quiet points.
+/// The line of a message between processes.
 fn message(cell: &Cell) -> Option<LineFit> {
     let mut all = cell.fabric.collectives.iter();
     let series = all.find(|of| of.kind == "collective_permute")?;
-    LineFit::of(&quiet(series).map(|at| (at.bytes as f64, at.secs)).collect::<Vec<_>>())
+    LineFit::of(&series.points.iter().map(|at| (at.bytes as f64, at.secs)).collect::<Vec<_>>())
 }
 
 fn ports(cell: &Cell) -> Option<Ports> {
@@ -38,12 +33,24 @@ fn ports(cell: &Cell) -> Option<Ports> {
     Some(Ports { p: cell.num_processes, alpha, beta })
 }
 
-pub fn page(cells: &[Cell]) -> String {
+pub fn page(all: &[Cell]) -> String {
     let mut text = String::new();
+    let cells: Vec<Cell> = all.iter().filter(|cell| cell.own_busy <= MAX_BUSY).cloned().collect();
+    let cells = &cells[..];
     links(&mut text, cells);
     residuals(&mut text, cells);
     crossovers(&mut text, cells);
     automatic(&mut text, cells);
+    for cell in all.iter().filter(|cell| cell.own_busy > MAX_BUSY) {
+        let _ = writeln!(
+            text,
+            "\nLeft out: {} processes at {:.0} Mb/s and {:.0} ms used {:.0} % of the processors.",
+            cell.num_processes,
+            cell.megabits_per_sec[0],
+            cell.delay_ms[0],
+            100.0 * cell.own_busy
+        );
+    }
     text
 }
 
@@ -62,7 +69,7 @@ fn links(text: &mut String, cells: &[Cell]) {
         let [alpha, beta] = [fit.latency_secs, fit.secs_per_byte];
         let _ = writeln!(
             text,
-            "| {} | {asked:.0}, {found:.1}, {:.1} ({:.1} to {:.1}) | {delay:.0}, {found_delay:.2} \
+            "| `{}` | {asked:.0}, {found:.1}, {:.1} ({:.1} to {:.1}) | {delay:.0}, {found_delay:.2} \
              | {:.2} ({:.2} to {:.2}) | {:.0} KB |",
             cell.num_processes,
             megabits(beta.value),
@@ -83,31 +90,32 @@ fn errors(cell: &Cell, algorithm: &str, secs: impl Fn(Ports, f64) -> f64) -> Vec
         return vec![];
     };
     let error = |at: &MeasuredPoint| (at.bytes, at.secs / secs(ports, at.bytes as f64) - 1.0);
-    quiet(series).map(error).collect()
+    series.points.iter().map(error).collect()
 }
 
 fn residuals(text: &mut String, cells: &[Cell]) {
     text.push_str(
         "| processes, Mb/s, ms | algorithm | within 15 % | median | furthest | plain model: within \
-         15 %, median | left out, busy |\n|---|---|---:|---:|---:|---:|---:|\n",
+         15 %, median |\n|---|---|---:|---:|---:|---:|\n",
     );
-    let mut sums = [0; 3];
+    let mut sums = [0; 2];
     for cell in cells {
         for algorithm in ALGORITHMS {
             let found = errors(cell, algorithm, |ports, n| ports.all_reduce(algorithm, n, PER_HOST));
             let plain = errors(cell, algorithm, Ports::plain);
-            let Some(series) = all_reduce(&cell.fabric, algorithm) else { continue };
+            if found.is_empty() {
+                continue;
+            }
             let num_close = |of: &[(u64, f64)]| of.iter().filter(|at| at.1.abs() <= CLOSE).count();
             let furthest = found.iter().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()));
             let furthest = furthest.map_or(String::new(), |(bytes, error)| {
                 format!("{:+.0} % at {} KiB", 100.0 * error, bytes >> 10)
             });
-            let left_out = series.points.len() - found.len();
-            sums = [sums[0] + num_close(&found), sums[1] + found.len(), sums[2] + left_out];
+            sums = [sums[0] + num_close(&found), sums[1] + found.len()];
             let _ = writeln!(
                 text,
-                "| {}, {:.0}, {:.0} | {algorithm} | {} of {} | {:+.0} % | {furthest} | {} of {}, \
-                 {:+.0} % | {left_out} |",
+                "| `{}, {:.0}, {:.0}` | {algorithm} | {} of {} | {:+.0} % | {furthest} | {} of {}, \
+                 {:+.0} % |",
                 cell.num_processes,
                 cell.megabits_per_sec[0],
                 cell.delay_ms[0],
@@ -120,8 +128,8 @@ fn residuals(text: &mut String, cells: &[Cell]) {
             );
         }
     }
-    let [close, all, left_out] = sums;
-    let _ = writeln!(text, "\n{close} of {all} points are within 15 %; {left_out} were left out.\n");
+    let [close, all] = sums;
+    let _ = writeln!(text, "\n{close} of {all} points are within 15 %.\n");
 }
 
 fn median(errors: &[(u64, f64)]) -> f64 {
@@ -158,7 +166,7 @@ fn crossovers(text: &mut String, cells: &[Cell]) {
             let size = |n: Option<f64>| n.map_or("none".to_owned(), |n| format!("{:.0} KB", n / 1e3));
             let _ = writeln!(
                 text,
-                "| {}, {:.0}, {:.0} | {b} instead of {a} from | {} | {} |",
+                "| `{}, {:.0}, {:.0}` | {b} instead of {a} from | {} | {} |",
                 cell.num_processes,
                 cell.megabits_per_sec[0],
                 cell.delay_ms[0],
@@ -185,7 +193,7 @@ fn automatic(text: &mut String, cells: &[Cell]) {
             .collect();
         let _ = writeln!(
             text,
-            "| {}, {:.0}, {:.0} | {} |",
+            "| `{}, {:.0}, {:.0}` | {} |",
             cell.num_processes,
             cell.megabits_per_sec[0],
             cell.delay_ms[0],
@@ -247,7 +255,7 @@ fn panel(cell: &Cell) -> Option<Panel> {
             look: look(figure::Line::Solid, false),
             ..PlotCurve::new("", predicted.collect())
         });
-        let measured = quiet(series).map(|at| (at.bytes as f64, 1e3 * at.secs));
+        let measured = series.points.iter().map(|at| (at.bytes as f64, 1e3 * at.secs));
         curves.push(PlotCurve {
             look: look(figure::Line::Thin, true),
             ..PlotCurve::new(algorithm, measured.collect())

@@ -112,6 +112,75 @@ fn bench_prints_a_line_of_json() {
     assert!(text.contains("median of 2, each waited for"), "{text}");
 }
 
+/// What is measured is what other commands take, and a bad file is refused with a remedy.
+#[test]
+fn bench_measures_collectives_for_plan_and_train() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("fabric.json");
+    let file = file.to_str().unwrap();
+    let bench = ["bench", "--collectives", "--processes", "2", "--max-bytes", "16384"];
+    let bench = [&bench[..], &["--steps", "5", "--json", "--to", file]].concat();
+    let fabric = lockstep(&bench).succeeded().json();
+    assert_eq!((&fabric["num_devices"], &fabric["num_processes"]), (&2.into(), &2.into()));
+    let collectives = fabric["collectives"].as_array().unwrap();
+    let names: Vec<_> = collectives
+        .iter()
+        .map(|of| format!("{} {}", of["kind"].as_str().unwrap(), of["algorithm"].as_str().unwrap()))
+        .collect();
+    let all = [
+        "collective_permute direct",
+        "all_reduce direct",
+        "all_reduce ring",
+        "all_reduce tree",
+        "reduce_scatter direct",
+        "all_gather direct",
+        "all_to_all direct",
+    ];
+    assert_eq!(names, all);
+    for of in collectives {
+        let points = of["points"].as_array().unwrap();
+        let bytes: Vec<_> = points.iter().map(|at| at["bytes"].as_u64().unwrap()).collect();
+        assert_eq!(bytes, [1024, 4096, 16384]);
+        assert!(points.iter().all(|at| at["secs"].as_f64().unwrap() > 0.0), "{of}");
+    }
+    let again = lockstep(&bench).failed();
+    assert!(again.stderr.contains("replace it with --overwrite"), "{}", again.stderr);
+
+    // Noise may make a byte of a small message free; then nobody plans with it.
+    let mut known: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    known["network"] = json!({
+        "latency_secs": { "value": 0.25, "low": 0.2, "high": 0.3 },
+        "secs_per_byte": { "value": 1e-8, "low": 1e-8, "high": 1e-8 },
+        "relative_residual": 0.0
+    });
+    known["collectives"][2]["points"][2]["secs"] = json!(1e-9);
+    fs::write(file, known.to_string()).unwrap();
+    let plan = ["plan", DIGITS, "--target", "gpu:h100:2x1", "--json"];
+    let network = |more: &[&str]| {
+        let found = lockstep(&[&plan[..], more].concat()).succeeded().json();
+        found["network"].as_str().unwrap().to_owned()
+    };
+    let measured = "measured, 0.10 GB/s for each device and 250000.0 us a hop";
+    assert!(network(&["--fabric", file]).contains(measured));
+    let key = format!("parallel.fabric={file}");
+    assert!(network(&["--set", &key]).contains(measured));
+    assert!(!network(&[]).contains("measured"));
+
+    let passes = ["hlo", DIGITS, "--set", "mesh.data=2", "--set", &key];
+    let text = lockstep(&passes).succeeded().stdout;
+    assert!(text.contains("direct, ring from 8192 bytes over 2 replicas"), "{text}");
+    known["network"] = Value::Null;
+    fs::write(file, known.to_string()).unwrap();
+    let error = lockstep(&[&plan[..], &["--fabric", file]].concat()).failed().stderr;
+    assert!(error.contains("no links between processes"), "{error}");
+    fs::write(file, "{}").unwrap();
+    for command in [[&plan[..], &["--fabric", file]].concat(), passes.to_vec()] {
+        let error = lockstep(&command).failed().stderr;
+        let remedy = "`lockstep bench --collectives --to FILE` writes one";
+        assert!(error.contains("cannot be used") && error.contains(remedy), "{error}");
+    }
+}
+
 /// Without communication, the gathers and scatters of sharded parameters become local ops of the
 /// same shapes.
 #[test]
