@@ -12,9 +12,9 @@
 //! the program, if it is another one. See `README.md`.
 
 mod formulas;
-mod page;
 #[path = "../../tests/support/links.rs"]
 mod links;
+mod page;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -121,10 +121,8 @@ fn measure(program: &Path, cell: &str) -> Outcome<Cell> {
     {
         return Err(format!("{cell}: 2 to 8 processes with less than 1 Gb/s together").into());
     }
-    let asked = LinkSpeed {
-        bits_per_sec: 1e6 * megabits,
-        delay: Duration::from_secs_f64(delay_ms / 1e3),
-    };
+    let asked =
+        LinkSpeed { bits_per_sec: 1e6 * megabits, delay: Duration::from_secs_f64(delay_ms / 1e3) };
     let links = LimitedLinks::new(num_processes, asked)?;
     let found = links.measure(asked)?;
     let found = [found.bits_per_sec / 1e6, 1e3 * found.delay.as_secs_f64()];

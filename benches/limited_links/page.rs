@@ -101,7 +101,8 @@ fn residuals(text: &mut String, cells: &[Cell]) {
     let mut sums = [0; 2];
     for cell in cells {
         for algorithm in ALGORITHMS {
-            let found = errors(cell, algorithm, |ports, n| ports.all_reduce(algorithm, n, PER_HOST));
+            let found =
+                errors(cell, algorithm, |ports, n| ports.all_reduce(algorithm, n, PER_HOST));
             let plain = errors(cell, algorithm, Ports::plain);
             if found.is_empty() {
                 continue;
@@ -163,7 +164,8 @@ fn crossovers(text: &mut String, cells: &[Cell]) {
             if (expected, found) == (None, None) {
                 continue;
             }
-            let size = |n: Option<f64>| n.map_or("none".to_owned(), |n| format!("{:.0} KB", n / 1e3));
+            let size =
+                |n: Option<f64>| n.map_or("none".to_owned(), |n| format!("{:.0} KB", n / 1e3));
             let _ = writeln!(
                 text,
                 "| `{}, {:.0}, {:.0}` | {b} instead of {a} from | {} | {} |",

@@ -28,7 +28,10 @@ impl ConfigArgs {
     #[must_use]
     pub fn with(&self, set: String) -> Self {
         let mut changed = self.clone();
-        changed.changes.0.extend(changed.backend.take().map(|name| format!("device.backend={name}")));
+        changed
+            .changes
+            .0
+            .extend(changed.backend.take().map(|name| format!("device.backend={name}")));
         changed.changes.0.push(set);
         changed
     }

@@ -94,8 +94,7 @@ fn launch_here(args: &BenchArgs, num_processes: usize) -> Result<ExitCode> {
     if let Some(path) = &args.to {
         arguments.extend(["--to".into(), path.clone().into()]);
     }
-    let flags =
-        [("--overwrite", args.overwrite), ("--json", args.json), ("--warm", args.warm)];
+    let flags = [("--overwrite", args.overwrite), ("--json", args.json), ("--warm", args.warm)];
     arguments.extend(flags.into_iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
     let options = LaunchOptions {
         program: std::env::current_exe().context("cannot find this program")?,
@@ -123,7 +122,11 @@ fn describe(fabric: &MeasuredFabric) -> String {
     let mut text = format!(
         "{} in {} on {platform}, f32; times in ms\n",
         counted(*num_devices, "device"),
-        if *num_processes == 1 { "1 process".to_owned() } else { format!("{num_processes} processes") }
+        if *num_processes == 1 {
+            "1 process".to_owned()
+        } else {
+            format!("{num_processes} processes")
+        }
     );
     let name = |of: &MeasuredCollective| match of.span {
         CollectiveSpan::All => format!("{} {}", of.kind, of.algorithm),

@@ -41,7 +41,8 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
     let config_args = with_fabric(&args.config, args.fabric.as_deref())?;
     let config = Config::load(&config_args.config, &config_args.sets())?;
     let mut scenario = scenario(args);
-    scenario.network = scenario.network.map_or_else(|| measured_network(&config.parallel), |n| Ok(Some(n)))?;
+    scenario.network =
+        scenario.network.map_or_else(|| measured_network(&config.parallel), |n| Ok(Some(n)))?;
     let Steps { steps, refused, pipeline } = Steps::new(&config_args, target)?;
     let largest = steps.last().map_or(0, |step| step.num_devices);
     let refused = refused.filter(|_| largest < target.num_devices());

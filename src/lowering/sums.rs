@@ -6,7 +6,7 @@ use hlo::Algorithm;
 use hlo::rewrites::{MIN_WRITTEN_ELEMENTS, ReplicaSum};
 
 /// Most sizes from which another algorithm is taken.
-const MAX_CHANGES: usize = 16;
+const MAX_CHANGES: usize = 8;
 
 /// Which sums over replicas are written as the messages of an algorithm. The backend computes the
 /// others.
@@ -31,7 +31,7 @@ pub struct SumsBySize {
 
 impl SumsBySize {
     /// `changes` are ascending: from so many bytes on an algorithm, `None` for the backend. Those
-    /// after the 16th are left out.
+    /// after the 8th are left out.
     pub fn new(group_size: usize, changes: &[(u64, Option<Algorithm>)]) -> Self {
         let mut kept = [None; MAX_CHANGES];
         kept.iter_mut().zip(changes).for_each(|(kept, change)| *kept = Some(*change));
@@ -96,8 +96,7 @@ mod tests {
 
     #[test]
     fn a_sum_goes_by_the_algorithm_of_its_size() {
-        let changes =
-            [(0, None), (8192, Some(Algorithm::Tree)), (1 << 20, Some(Algorithm::Ring))];
+        let changes = [(0, None), (8192, Some(Algorithm::Tree)), (1 << 20, Some(Algorithm::Ring))];
         let sums = ReplicaSums::BySize(SumsBySize::new(4, &changes));
         let of = |bytes: usize, group_size| {
             sums.algorithm(ReplicaSum { num_elements: bytes / 4, bytes, group_size })
@@ -106,11 +105,14 @@ mod tests {
         assert_eq!(of(8192, 4), Some(Algorithm::Tree));
         assert_eq!(of(1 << 30, 4), Some(Algorithm::Ring));
         assert_eq!(of(1 << 30, 2), None, "it says nothing of other groups");
-        assert_eq!(ReplicaSums::By(Algorithm::Ring).algorithm(ReplicaSum {
-            num_elements: 1023,
-            bytes: 4092,
-            group_size: 4,
-        }), None);
+        assert_eq!(
+            ReplicaSums::By(Algorithm::Ring).algorithm(ReplicaSum {
+                num_elements: 1023,
+                bytes: 4092,
+                group_size: 4,
+            }),
+            None
+        );
         let words = "direct, tree from 8192 bytes, ring from 1048576 bytes over 4 replicas";
         assert_eq!(sums.to_string(), words);
     }

@@ -12,8 +12,8 @@ use hlo::{Graph, Mesh, Program, TensorType, Tree};
 use super::advice::{Knobs, MemoryAdvice, advice};
 use super::collective::{overlapped_fraction, sums};
 use super::cost::{
-    DeviceLayout, Fabric, STEP_VARIATION, StepTime, Timeline, Wire, Work, num_varying,
-    seconds, waiting_secs,
+    DeviceLayout, Fabric, STEP_VARIATION, StepTime, Timeline, Wire, Work, num_varying, seconds,
+    waiting_secs,
 };
 use super::hlo_proto::HloModule;
 use super::listing::listing;

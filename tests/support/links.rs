@@ -66,9 +66,8 @@ impl LimitedLinks {
         }
         for hub in 0..num_processes {
             for port in PORTS {
-                let listener = links.in_hub(hub, move || {
-                    TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))
-                })?;
+                let listener =
+                    links.in_hub(hub, move || TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))?;
                 let (name, delay) = (links.name.clone(), speed.delay);
                 thread::Builder::new().stack_size(1 << 17).spawn(move || {
                     for stream in listener.incoming().flatten() {
@@ -106,9 +105,7 @@ impl LimitedLinks {
         }
         ip(&format!("-n {own} route add default via 10.9.{process}.1"))?;
         let [first, last] = [PORTS.start, PORTS.end - 1];
-        ip(&format!(
-            "netns exec {own} sysctl -qw net.ipv4.ip_local_port_range={first}\\ {last}"
-        ))
+        ip(&format!("netns exec {own} sysctl -qw net.ipv4.ip_local_port_range={first}\\ {last}"))
     }
 
     fn namespace(&self, process: usize) -> String {

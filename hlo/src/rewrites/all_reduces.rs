@@ -23,8 +23,7 @@ pub struct ReplicaSum {
 /// [`write_all_reduces_by`] with one algorithm for all sums of at least [`MIN_WRITTEN_ELEMENTS`].
 #[must_use]
 pub fn write_all_reduces(graph: &Graph, algorithm: Algorithm, replicas_per_host: usize) -> Graph {
-    let choose =
-        |sum: ReplicaSum| (sum.num_elements >= MIN_WRITTEN_ELEMENTS).then_some(algorithm);
+    let choose = |sum: ReplicaSum| (sum.num_elements >= MIN_WRITTEN_ELEMENTS).then_some(algorithm);
     write_all_reduces_by(graph, &choose, replicas_per_host)
 }
 

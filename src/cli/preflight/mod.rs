@@ -229,11 +229,7 @@ fn answer_to_cost(args: &PreflightArgs, cost: &RunCost, accuracy: &str) -> Prefl
 }
 
 /// The predicted step on every part of the target that has one.
-fn rows(
-    config: &ConfigArgs,
-    target: &Target,
-    scenario: &Scenario,
-) -> Result<ScalingPrediction> {
+fn rows(config: &ConfigArgs, target: &Target, scenario: &Scenario) -> Result<ScalingPrediction> {
     let Steps { steps, .. } = Steps::new(config, target)?;
     Ok(ScalingPrediction::new(target, &steps, None, scenario))
 }

@@ -25,8 +25,7 @@ pub struct LineFit {
 }
 
 /// Quantiles 0.975 of Student's t, for 1 to 10 degrees of freedom.
-const STUDENT: [f64; 10] =
-    [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
+const STUDENT: [f64; 10] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
 /// The same for more, a little too large from 12 on.
 const STUDENT_OF_MANY: f64 = 2.2;
 
@@ -116,9 +115,8 @@ mod tests {
                 .map(|(i, n)| (n, (latency + per_byte * n) * noise(i as u32)))
                 .collect();
             let fit = LineFit::of(&points).unwrap();
-            for (held, (fitted, truth)) in held
-                .iter_mut()
-                .zip([(fit.latency_secs, latency), (fit.secs_per_byte, per_byte)])
+            for (held, (fitted, truth)) in
+                held.iter_mut().zip([(fit.latency_secs, latency), (fit.secs_per_byte, per_byte)])
             {
                 *held += usize::from((fitted.low..=fitted.high).contains(&truth));
             }

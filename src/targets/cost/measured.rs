@@ -178,10 +178,7 @@ fn named(name: &str) -> Option<Algorithm> {
 }
 
 fn wire(fit: &LineFit) -> Wire {
-    Wire {
-        latency_secs: fit.latency_secs.value,
-        bytes_per_sec: 1.0 / fit.secs_per_byte.value,
-    }
+    Wire { latency_secs: fit.latency_secs.value, bytes_per_sec: 1.0 / fit.secs_per_byte.value }
 }
 
 impl MeasuredCollective {
@@ -234,10 +231,7 @@ mod tests {
     #[test]
     fn the_fastest_algorithm_is_taken_where_it_is_faster_by_more_than_noise() {
         // They meet at 333 KB.
-        assert_eq!(
-            fabric().all_reduces_by_size(4),
-            [(0, None), (1 << 19, Some(Algorithm::Ring))]
-        );
+        assert_eq!(fabric().all_reduces_by_size(4), [(0, None), (1 << 19, Some(Algorithm::Ring))]);
         assert_eq!(fabric().all_reduces_by_size(2), [], "such groups were not measured");
     }
 
