@@ -67,8 +67,9 @@ pub struct ParallelConfig {
     pub bucket_bytes: AutoOr<usize>,
     /// How sums over replicas are computed: `"ring"`, `"tree"` and `"hierarchical"` are written
     /// into the program as the messages of that algorithm, `"direct"` leaves them to the engine.
-    /// `"auto"` is `"direct"`, unless `fabric` is set. Sums of fewer than 1024 elements, and those that scatter their
-    /// result, are always direct. See [Communication](communication.md#algorithms).
+    /// `"auto"` is `"direct"`, unless `fabric` is set. Sums of fewer than 1024 elements, and those
+    /// that scatter their result, are always direct. See
+    /// [Communication](communication.md#algorithms).
     pub all_reduce: AllReduceConfig,
     /// A fabric file, as `lockstep bench --collectives --to FILE` writes it on the devices of the
     /// run. With it `all_reduce = "auto"` takes the algorithm that was fastest there for the size
