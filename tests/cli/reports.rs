@@ -155,7 +155,11 @@ fn bench_measures_collectives_for_plan_and_train() {
         "secs_per_byte": { "value": 1e-8, "low": 1e-8, "high": 1e-8 },
         "relative_residual": 0.0
     });
-    known["collectives"][2]["points"][1]["secs"] = json!(1e-9);
+    for (series, secs) in [(1, [1e-3, 1e-3]), (2, [2e-3, 1e-4]), (3, [2e-3, 2e-3])] {
+        for (point, secs) in secs.into_iter().enumerate() {
+            known["collectives"][series]["points"][point]["secs"] = json!(secs);
+        }
+    }
     fs::write(file, known.to_string()).unwrap();
     let plan = ["plan", DIGITS, "--target", "gpu:h100:2x1", "--json"];
     let network = |more: &[&str]| {
