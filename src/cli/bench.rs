@@ -10,7 +10,7 @@ use hlo::{Mesh, counted};
 
 use super::args::{BenchArgs, ConfigArgs};
 use super::changes::argument;
-use super::{Loaded, print_line};
+use super::{Loaded, collectives, print_line};
 use crate::train::profile::{self, OpTimes};
 use crate::train::{self, BenchOptions, BenchResult, StepParts};
 
@@ -20,6 +20,9 @@ const MAX_OPS: usize = 25;
 const OP_STEPS: usize = 3;
 
 pub fn run(args: &BenchArgs, started: Instant) -> Result<ExitCode> {
+    if args.collectives {
+        return collectives::run(args);
+    }
     let mut loaded = Loaded::new(&args.config)?;
     loaded.config.compile.cache &= args.warm;
     let worker = |mesh: Mesh| worker(&args.config, mesh);

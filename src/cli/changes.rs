@@ -24,6 +24,18 @@ pub struct ConfigArgs {
 }
 
 impl ConfigArgs {
+    /// With one more change, after all others.
+    #[must_use]
+    pub fn with(&self, set: String) -> Self {
+        let mut changed = self.clone();
+        changed
+            .changes
+            .0
+            .extend(changed.backend.take().map(|name| format!("device.backend={name}")));
+        changed.changes.0.push(set);
+        changed
+    }
+
     /// All changes, in order.
     pub fn sets(&self) -> Vec<String> {
         let backend = self.backend.iter().map(|name| format!("device.backend={name}"));

@@ -92,6 +92,11 @@ pub fn leave(member: Member, trained: &Result<Outcome, Error>) {
         }
         Ok(Outcome { failure: Some(failure), .. }) | Err(failure) => failure,
     };
+    fail(member, failure);
+}
+
+/// Tells the other processes that this one has failed.
+pub fn fail(member: Member, failure: &Error) {
     // A launch fails here because of another process as well; that one knows better.
     let (cause, reason) = match failure {
         Error::Pjrt(pjrt::Error::Pjrt { message, .. }) => (Cause::PeerLost, message.clone()),

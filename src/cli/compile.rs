@@ -9,12 +9,13 @@ use anyhow::{Context, Result, bail};
 use models::AttentionKernels;
 
 use super::args::{CompileArgs, ConfigArgs};
+use super::fabric::measured_network;
 use super::{Loaded, output, print_line};
 use crate::config::{AutoOr, BatchSize, Config};
 use crate::observe::{Waiting, say};
 use crate::pjrt::Platform;
 use crate::step::{self, DeclaredStep};
-use crate::targets::cost::{DeviceLayout, Timeline, Work};
+use crate::targets::cost::{DeviceLayout, NamedNetwork, Timeline, Work};
 use crate::targets::{
     self, Arrangement, ByLine, CompileReport, Family, Knobs, Measured, MemoryAdvice, ModelPieces,
     Step, StepPipeline, Suggestion, Target, worker,
@@ -144,6 +145,8 @@ impl Steps {
 pub(super) struct TargetStep {
     pub loaded: Loaded,
     pub run: Run,
+    /// The network between hosts or slices, if it was measured.
+    pub network: Option<NamedNetwork>,
     /// Most replicas along `tensor` that are suggested, as they communicate in each layer.
     most_along_tensor: usize,
 }
@@ -181,10 +184,11 @@ impl TargetStep {
         let mut run = Run::new(&loaded.config, &loaded.splits, mesh, platform)?;
         if let Arrangement::Hosts { gpus_per_host, .. } = target.arrangement {
             // As where each host has a process.
-            run.lowering.replicas_per_host =
-                loaded.config.parallel.replicas_per_host.or(gpus_per_host);
+            let replicas_per_host = loaded.config.parallel.replicas_per_host.or(gpus_per_host);
+            run.lowering.set_replicas_per_host(replicas_per_host);
         }
-        Ok(Self { loaded, run, most_along_tensor: target.most_along_tensor() })
+        let network = measured_network(&loaded.config.parallel)?;
+        Ok(Self { loaded, run, network, most_along_tensor: target.most_along_tensor() })
     }
 
     /// The inputs of the cost model.
@@ -330,6 +334,7 @@ impl TargetStep {
             pipeline: run.pipeline(&*self.loaded.model),
             knobs: &|| self.knobs_of(&declared),
             memory_fraction: self.loaded.config.device.memory_fraction(),
+            network: self.network.as_ref().map(NamedNetwork::wire),
             overrides: &run.compile.options.overrides,
         };
         Ok(targets::compile(&step, target, &binary, dump)?)

@@ -30,9 +30,13 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         rules,
         command,
     } = args;
-    if command.first().is_none_or(|first| first != "train") {
-        let text =
-            "what is launched is a training run: lockstep launch [OPTIONS] -- train CONFIG ...";
+    let begins_with = |words: &[&str]| {
+        command.iter().zip(words).filter(|(found, word)| found == word).count() == words.len()
+    };
+    let is_run = begins_with(&["train"]);
+    if !is_run && !begins_with(&["bench", "--collectives"]) {
+        let text = "what is launched is a training run: lockstep launch [OPTIONS] -- train CONFIG \
+                    ...; or a measurement: ... -- bench --collectives";
         return Err(wrong_usage(text));
     }
     let has = |option: &str| {
@@ -41,7 +45,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         };
         command.iter().any(|word| word.to_str().is_some_and(is_it))
     };
-    if rules.max_restarts > 0 && has("--out") && !has("--resume") {
+    if is_run && rules.max_restarts > 0 && has("--out") && !has("--resume") {
         say("warning: the command has no --resume: after a failure, the job cannot continue its \
              run");
     }
@@ -57,14 +61,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     }
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let num_processes = num_processes.map_or(cores * num_hosts, usize::from);
-    let num_local = num_processes / num_hosts;
-    if num_local > MAX_PER_CORE * cores {
-        return Err(wrong_usage(&format!(
-            "{num_local} processes on this host are more than {MAX_PER_CORE} for each of its {}; \
-             lower --num-processes",
-            counted(cores, "core")
-        )));
-    }
+    check_num_local(num_processes / num_hosts, "--num-processes")?;
     let secret = match rules.token()? {
         Some(secret) => secret,
         None if num_hosts == 1 && !external_coordinator => {
@@ -91,20 +88,39 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         host_index,
         coordinator: coordinator.map(|address| address.to_string()),
         is_coordinator_elsewhere: external_coordinator,
-        max_restarts: rules.max_restarts,
+        // What was measured before a failure is not worth keeping.
+        max_restarts: if is_run { rules.max_restarts } else { 0 },
         heartbeat,
         stuck_after,
         record_dir: rules.record_dir,
         start_within,
     };
-    Ok(match launch::launch(&options, &requests)? {
+    Ok(exit_code(launch::launch(&options, &requests)?))
+}
+
+/// Checks that this host can run so many processes.
+pub fn check_num_local(num_local: usize, option: &str) -> Result<()> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    match num_local > MAX_PER_CORE * cores {
+        false => Ok(()),
+        true => Err(wrong_usage(&format!(
+            "{num_local} processes on this host are more than {MAX_PER_CORE} for each of its {}; \
+             lower {option}",
+            counted(cores, "core")
+        ))),
+    }
+}
+
+/// Of a job that has ended; the reason of a failure is said.
+pub fn exit_code(end: LaunchEnd) -> ExitCode {
+    match end {
         LaunchEnd::Done => ExitCode::SUCCESS,
         LaunchEnd::Stopped(signal) => (128 + signal as u8).into(),
         LaunchEnd::Failed(reason) => {
             say(&format!("error: {reason}"));
             ExitCode::FAILURE
         }
-    })
+    }
 }
 
 /// The name of the job.

@@ -8,6 +8,7 @@ use hlo::counted;
 
 use super::args::PlanArgs;
 use super::compile::Steps;
+use super::fabric::{measured_network, with_fabric};
 use super::output::OutputFile;
 use super::{in_words, picture, print_line, search};
 use crate::config::Config;
@@ -37,7 +38,12 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
 }
 
 fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
-    let Steps { steps, refused, pipeline } = Steps::new(&args.config, target)?;
+    let config_args = with_fabric(&args.config, args.fabric.as_deref())?;
+    let config = Config::load(&config_args.config, &config_args.sets())?;
+    let mut scenario = scenario(args);
+    scenario.network =
+        scenario.network.map_or_else(|| measured_network(&config.parallel), |n| Ok(Some(n)))?;
+    let Steps { steps, refused, pipeline } = Steps::new(&config_args, target)?;
     let largest = steps.last().map_or(0, |step| step.num_devices);
     let refused = refused.filter(|_| largest < target.num_devices());
     match refused {
@@ -46,8 +52,7 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
         }
         refused => {
             let why = refused.map(|error| in_words(&error));
-            let mut plan = ScalingPrediction::new(target, &steps, why.as_deref(), &scenario(args));
-            let config = Config::load(&args.config.config, &args.config.sets())?;
+            let mut plan = ScalingPrediction::new(target, &steps, why.as_deref(), &scenario);
             if let Some((recipe, largest)) = published::largest_batch(&config) {
                 plan.compare_batches(largest, &recipe.name);
             }

@@ -397,6 +397,7 @@ impl Config {
             ("cluster.tls_ca", &mut cluster.tls_ca),
             ("cluster.tls_certificate", &mut cluster.tls_certificate),
             ("cluster.tls_key", &mut cluster.tls_key),
+            ("parallel.fabric", &mut self.parallel.fabric),
         ];
         let files = files.into_iter().filter_map(|(key, path)| Some((key, path.as_mut()?)));
         let others = backend.into_iter().chain(files);

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 
 use hlo::{Algorithm, DType};
 use models::{InvalidValue, MAX_LAYERS, ModelConfig};
@@ -66,11 +67,21 @@ pub struct ParallelConfig {
     pub bucket_bytes: AutoOr<usize>,
     /// How sums over replicas are computed: `"ring"`, `"tree"` and `"hierarchical"` are written
     /// into the program as the messages of that algorithm, `"direct"` leaves them to the engine.
-    /// `"auto"` is `"direct"`. Sums of fewer than 1024 elements, and those that scatter their
-    /// result, are always direct. See [Communication](communication.md#algorithms).
+    /// `"auto"` is `"direct"`, unless `fabric` is set. Sums of fewer than 1024 elements, and those
+    /// that scatter their result, are always direct. See
+    /// [Communication](communication.md#algorithms).
     pub all_reduce: AllReduceConfig,
+    /// A fabric file, as `lockstep bench --collectives --to FILE` writes it on the devices of the
+    /// run. With it `all_reduce = "auto"` takes the algorithm that was fastest there for the size
+    /// of a sum, if the run has as many replicas; `plan` and `preflight` take its links between
+    /// processes for the network between hosts. See
+    /// [Communication](communication.md#measuring-links).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "path", "absent" = "nothing is known of the links"))]
+    pub fabric: Option<PathBuf>,
     /// Number of replicas with fast links to each other, neighbors in the order of the mesh:
-    /// `all_reduce = "hierarchical"` sums among them first. `"auto"` is the replicas of a process.
+    /// `all_reduce = "hierarchical"` sums among them first. `"auto"` is the replicas of a process,
+    /// or what `fabric` was measured with.
     #[schemars(range(min = 1, max = MAX_REPLICAS), extend("unit" = "replicas"))]
     pub replicas_per_host: AutoOr<usize>,
     /// The dtype in which gradients are sent where they are summed over replicas, if not their own:

@@ -4,14 +4,16 @@
 //! [`Lowering`] has the choices, and [`Pass`] the rewrites that follow from them.
 
 mod buckets;
+mod sums;
 
 use std::fmt;
 
-use hlo::{Algorithm, Graph, HostCalls, Program, rewrites};
+use hlo::{Graph, HostCalls, Program, rewrites};
 
 use crate::pjrt::Platform;
 
 pub use buckets::group_all_reduces;
+pub use sums::{ReplicaSums, SumsBySize};
 
 /// Backend-specific choices that a traced graph leaves open. `benches/README.md` has the
 /// measurements.
@@ -31,9 +33,9 @@ pub struct Lowering {
     /// Reductions of whole large tensors start with groups of at most this many elements; 0 leaves
     /// them as one op.
     pub reduction_group: usize,
-    /// The algorithm by which sums over replicas are written; `None` leaves them to the backend.
-    pub all_reduce: Option<Algorithm>,
-    /// Number of neighbors on one host, for [`Algorithm::Hierarchical`].
+    /// Which sums over replicas are written as the messages of an algorithm.
+    pub all_reduce: ReplicaSums,
+    /// Number of neighbors on one host, for [`hlo::Algorithm::Hierarchical`].
     pub replicas_per_host: usize,
     /// reduce_scatters over more replicas than this are written as two, along one dim of a torus
     /// each: see [`rewrites::scatter_by_line`]. 0 leaves them as one op.
@@ -73,13 +75,21 @@ impl Lowering {
                 in_place_updates: true,
                 order_collectives: true,
                 reduction_group: CPU_REDUCTION_GROUP,
-                all_reduce: None,
+                all_reduce: ReplicaSums::Direct,
                 replicas_per_host: 0,
                 scatter_line: 0,
                 host_collectives: None,
                 host_kernels: false,
             },
             Platform::Cuda | Platform::Tpu | Platform::Other => Self::default(),
+        }
+    }
+
+    /// Sets the number of neighbors on one host, unless algorithms were measured: those are for the
+    /// number that was measured with them, for any division over processes.
+    pub fn set_replicas_per_host(&mut self, replicas_per_host: usize) {
+        if !matches!(self.all_reduce, ReplicaSums::BySize(_)) {
+            self.replicas_per_host = replicas_per_host;
         }
     }
 
@@ -100,13 +110,13 @@ impl Lowering {
     /// The passes over a graph, in order.
     pub fn passes(&self) -> Vec<Pass> {
         let Self { bucket_bytes, scatter_line, replicas_per_host, .. } = *self;
-        let write = |algorithm| Pass::WriteAllReduces { algorithm, replicas_per_host };
+        let write = Pass::WriteAllReduces { sums: self.all_reduce, replicas_per_host };
         let passes = [
             (!self.fusion_barriers).then_some(Pass::DropFusionBarriers),
             self.in_place_updates.then_some(Pass::UpdateInPlace),
             (self.reduction_group > 0).then_some(Pass::StageReductions(self.reduction_group)),
             (bucket_bytes > 0).then_some(Pass::GroupAllReduces { bucket_bytes }),
-            self.all_reduce.map(write),
+            (self.all_reduce != ReplicaSums::Direct).then_some(write),
             (scatter_line > 0).then_some(Pass::ScatterByLine { replicas: scatter_line }),
             // Collectives of the host are matched by site, not by order.
             (self.order_collectives && self.host_collectives.is_none())
@@ -130,10 +140,10 @@ pub enum Pass {
         /// Most bytes of a bucket.
         bucket_bytes: u64,
     },
-    /// [`rewrites::write_all_reduces`].
+    /// [`rewrites::write_all_reduces_by`].
     WriteAllReduces {
-        /// Whose messages are written.
-        algorithm: Algorithm,
+        /// The messages of which algorithm are written.
+        sums: ReplicaSums,
         /// Number of neighbors on one host.
         replicas_per_host: usize,
     },
@@ -154,8 +164,9 @@ impl Pass {
             Self::UpdateInPlace => rewrites::update_in_place(graph),
             Self::StageReductions(group) => rewrites::stage_reductions(graph, group),
             Self::GroupAllReduces { bucket_bytes } => group_all_reduces(graph, bucket_bytes),
-            Self::WriteAllReduces { algorithm, replicas_per_host } => {
-                rewrites::write_all_reduces(graph, algorithm, replicas_per_host)
+            Self::WriteAllReduces { sums, replicas_per_host } => {
+                let choose = |sum| sums.algorithm(sum);
+                rewrites::write_all_reduces_by(graph, &choose, replicas_per_host)
             }
             Self::ScatterByLine { replicas } => rewrites::scatter_by_line(graph, replicas),
             Self::OrderCollectives => rewrites::order_collectives(graph),
@@ -173,12 +184,10 @@ impl fmt::Display for Pass {
             Self::GroupAllReduces { bucket_bytes } => {
                 write!(f, "group all_reduces up to {bucket_bytes} bytes")
             }
-            Self::WriteAllReduces { algorithm: Algorithm::Hierarchical, replicas_per_host } => {
-                write!(f, "write all_reduces as hierarchical, {replicas_per_host} replicas a host")
+            Self::WriteAllReduces { sums, replicas_per_host } if sums.is_hierarchical() => {
+                write!(f, "write all_reduces as {sums}, {replicas_per_host} replicas a host")
             }
-            Self::WriteAllReduces { algorithm, .. } => {
-                write!(f, "write all_reduces as {algorithm}")
-            }
+            Self::WriteAllReduces { sums, .. } => write!(f, "write all_reduces as {sums}"),
             Self::ScatterByLine { replicas } => {
                 write!(f, "scatter along lines of {replicas} replicas")
             }

@@ -12,7 +12,7 @@ use hlo::{Graph, Mesh, Program, TensorType, Tree};
 use super::advice::{Knobs, MemoryAdvice, advice};
 use super::collective::{overlapped_fraction, sums};
 use super::cost::{
-    DeviceLayout, Fabric, STEP_VARIATION, StepTime, Timeline, Work, num_varying, seconds,
+    DeviceLayout, Fabric, STEP_VARIATION, StepTime, Timeline, Wire, Work, num_varying, seconds,
     waiting_secs,
 };
 use super::hlo_proto::HloModule;
@@ -45,6 +45,8 @@ pub struct Step<'a> {
     /// The fraction of a GPU's memory that the plugin is configured to allocate; `None` for its
     /// default.
     pub memory_fraction: Option<f64>,
+    /// The network between hosts or slices as one device uses it, if it is not the target's.
+    pub network: Option<Wire>,
     /// The user's XLA options, which override the chip's.
     pub overrides: &'a BTreeMap<String, OverrideValue>,
 }
@@ -71,7 +73,11 @@ impl Step<'_> {
     }
 
     fn layout(&self, target: &Target) -> DeviceLayout {
-        DeviceLayout::of_mesh(target, self.graph.mesh())
+        let layout = DeviceLayout::of_mesh(target, self.graph.mesh());
+        match self.network {
+            Some(network) => layout.with_network(network),
+            None => layout,
+        }
     }
 }
 

@@ -15,6 +15,15 @@ use crate::{checkpoint, cluster, data, observe, optim, pjrt, state};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The fabric file is none.
+    #[error(transparent)]
+    Fabric(#[from] super::FabricFileError),
+    /// There is one device, so no collective.
+    #[error(
+        "there is only one device, and collectives need at least two: set mesh.data, or on the cpu \
+         backend --processes"
+    )]
+    NothingToReduce,
     /// The global batch cannot be split.
     #[error(transparent)]
     Batch(#[from] BatchError),

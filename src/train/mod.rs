@@ -4,6 +4,7 @@
 mod accept;
 mod begin;
 mod bench;
+mod bench_collectives;
 mod checkpoint_place;
 mod checkpoint_writer;
 mod checkpoints;
@@ -12,6 +13,7 @@ mod error;
 mod evaluate;
 mod evaluator;
 mod events;
+mod fabric_file;
 mod gather;
 mod host_metrics;
 mod launches;
@@ -48,6 +50,7 @@ use crate::data::Splits;
 use crate::observe::{StartupSpans, Summary};
 use crate::pjrt::Client;
 use begin::Beginning;
+use fabric_file::describe_fabric;
 use r#loop::{End, Loop};
 use processes::Processes;
 use recorder::Recorder;
@@ -56,9 +59,11 @@ use resume::Now;
 pub use crate::observe::EvalResult;
 pub use accept::{check_config, check_example};
 pub use bench::{BenchOptions, BenchResult, StepParts, bench};
+pub use bench_collectives::{CollectivesOptions, bench_collectives};
 pub use checkpoint_place::{checkpoint_place, newest_checkpoint};
 pub use error::Error;
 pub use evaluator::{EvalSpec, Evaluator};
+pub use fabric_file::{FabricFileError, read_fabric};
 pub use launches::launches;
 pub use model_values::ModelValues;
 pub use objective::build_model;
@@ -193,6 +198,9 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     processes.say(&describe_synchronisation(&trainer, &run.plan, run.pipeline(job.model)));
     for approximation in run.approximations() {
         processes.say(&format!("approximation: {approximation}"));
+    }
+    if let Some(fabric) = describe_fabric(&job.config.parallel, &run.lowering) {
+        processes.say(&fabric);
     }
     let warnings = [
         warn_of_distant_layers(&trainer, &run.plan),

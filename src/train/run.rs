@@ -7,6 +7,7 @@ use std::sync::Arc;
 use hlo::{Axis, DType, Mesh};
 use models::{AttentionKernels, Model, Precision};
 
+use super::fabric_file::choose_all_reduces;
 use super::{CompileSettings, Error};
 use crate::config::{
     AutoOr, BatchSplit, CompileConfig, Compression, Config, KernelsConfig, OnNonfinite,
@@ -99,9 +100,7 @@ impl Run {
             lowering.bucket_bytes = bytes as u64;
         }
         lowering.scatter_line = config.parallel.scatter_line.or(0);
-        lowering.all_reduce = config.parallel.all_reduce.algorithm();
-        // Of one process; several are set apart when they have found each other.
-        lowering.replicas_per_host = config.parallel.replicas_per_host.or(mesh.num_replicas());
+        choose_all_reduces(&mut lowering, &config.parallel, &mesh)?;
         let has_host_collectives =
             platform == Platform::Cpu && config.parallel.host_collectives.or(false);
         lowering.host_collectives = has_host_collectives.then_some(1);

@@ -100,7 +100,7 @@ pub fn open_devices(config: &Config, say: impl Fn(&str)) -> Result<(Client, Mesh
     open_timed(config, Processes::default(), &StartupSpans::new(Instant::now()), say)
 }
 
-fn open_timed(
+pub(super) fn open_timed(
     config: &Config,
     processes: Processes<'_>,
     spans: &StartupSpans,
@@ -205,7 +205,8 @@ pub(super) fn start(
         let mut run = Run::new(config, splits, mesh, platform)?;
         let num_processes = processes.this().num_processes;
         let of_process = mesh.num_replicas() / num_processes.max(1);
-        run.lowering.replicas_per_host = config.parallel.replicas_per_host.or(of_process);
+        let replicas_per_host = config.parallel.replicas_per_host.or(of_process);
+        run.lowering.set_replicas_per_host(replicas_per_host);
         if platform == Platform::Cpu && processes.member().is_some() {
             run.lowering.host_collectives = Some(num_processes);
         }

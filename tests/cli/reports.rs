@@ -1,7 +1,10 @@
 //! `config`, `hlo`, `bench`, `plugin`, `completions` and `doctor`.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
 
 use super::{BINARY, DIGITS, keys, lockstep, lockstep_with, set, text};
 
@@ -110,6 +113,83 @@ fn bench_prints_a_line_of_json() {
     let text = lockstep(&["bench", DIGITS, "--steps", "2"]).succeeded().stdout;
     assert!(text.contains("replicas               4\n"), "{text}");
     assert!(text.contains("median of 2, each waited for"), "{text}");
+}
+
+/// What is measured is what other commands take, and a bad file is refused with a remedy.
+#[test]
+fn bench_measures_collectives_for_plan_and_train() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("fabric.json");
+    let file = file.to_str().unwrap();
+    let bench = ["bench", "--collectives", "--processes", "2", "--max-bytes", "4096"];
+    let bench = [&bench[..], &["--steps", "5", "--json", "--to", file]].concat();
+    let fabric = lockstep(&bench).succeeded().json();
+    assert_eq!((&fabric["num_devices"], &fabric["num_processes"]), (&2.into(), &2.into()));
+    let collectives = fabric["collectives"].as_array().unwrap();
+    let names: Vec<_> = collectives
+        .iter()
+        .map(|of| format!("{} {}", of["kind"].as_str().unwrap(), of["algorithm"].as_str().unwrap()))
+        .collect();
+    let all = [
+        "collective_permute direct",
+        "all_reduce direct",
+        "all_reduce ring",
+        "all_reduce tree",
+        "reduce_scatter direct",
+        "all_gather direct",
+        "all_to_all direct",
+    ];
+    assert_eq!(names, all);
+    for of in collectives {
+        let points = of["points"].as_array().unwrap();
+        let bytes: Vec<_> = points.iter().map(|at| at["bytes"].as_u64().unwrap()).collect();
+        assert_eq!(bytes, [1024, 4096]);
+        assert!(points.iter().all(|at| at["secs"].as_f64().unwrap() > 0.0), "{of}");
+    }
+
+    // Two sizes make no line.
+    assert_eq!(fabric["network"], Value::Null);
+    let mut known: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    known["network"] = json!({
+        "latency_secs": { "value": 0.25, "low": 0.2, "high": 0.3 },
+        "secs_per_byte": { "value": 1e-8, "low": 1e-8, "high": 1e-8 },
+        "relative_residual": 0.0
+    });
+    for (series, secs) in [(1, [1e-3, 1e-3]), (2, [2e-3, 1e-4]), (3, [2e-3, 2e-3])] {
+        for (point, secs) in secs.into_iter().enumerate() {
+            known["collectives"][series]["points"][point]["secs"] = json!(secs);
+        }
+    }
+    fs::write(file, known.to_string()).unwrap();
+    let plan = ["plan", DIGITS, "--target", "gpu:h100:2x1", "--json"];
+    let network = |more: &[&str]| {
+        let found = lockstep(&[&plan[..], more].concat()).succeeded().json();
+        found["network"].as_str().unwrap().to_owned()
+    };
+    let measured = "measured, 0.10 GB/s for each device and 250000.0 us a hop";
+    assert!(network(&["--fabric", file]).contains(measured));
+    let key = format!("parallel.fabric={file}");
+    assert!(network(&["--set", &key]).contains(measured));
+    assert!(!network(&[]).contains("measured"));
+
+    let passes = ["hlo", DIGITS, "--set", "mesh.data=2", "--set", &key];
+    let text = lockstep(&passes).succeeded().stdout;
+    assert!(text.contains("direct, ring from 2048 bytes over 2 replicas"), "{text}");
+    let refused = |args: &[&str]| {
+        let done = lockstep(args);
+        assert_eq!(done.code, Some(1), "{}", done.stderr);
+        done.stderr
+    };
+    known["network"] = Value::Null;
+    fs::write(file, known.to_string()).unwrap();
+    let error = refused(&[&plan[..], &["--fabric", file]].concat());
+    assert!(error.contains("no links between processes"), "{error}");
+    fs::write(file, "{}").unwrap();
+    for command in [[&plan[..], &["--fabric", file]].concat(), passes.to_vec()] {
+        let error = refused(&command);
+        let remedy = "`lockstep bench --collectives --to FILE` writes one";
+        assert!(error.contains("cannot be used") && error.contains(remedy), "{error}");
+    }
 }
 
 /// Without communication, the gathers and scatters of sharded parameters become local ops of the

@@ -5,12 +5,31 @@ use crate::rewriter::{push, rebuild_values};
 use crate::tensor::Tracer;
 use crate::{Algorithm, AxisSet, Graph, Groups, Mesh, Node, Op, Reduction, Tensor, TensorType};
 
-/// Sums of fewer elements than this stay one op: they cost as many messages as large ones.
-const MIN_ELEMENTS: usize = 1024;
+/// Sums of fewer elements than this are better left as one op: they cost as many messages as large
+/// ones.
+pub const MIN_WRITTEN_ELEMENTS: usize = 1024;
 
-/// Writes each sum over whole groups as the collectives of an algorithm, with the replicas numbered
-/// so that each host has `replicas_per_host` neighbors. All replicas of a group get the same bits,
-/// of a sum that is taken in the algorithm's order.
+/// A sum over replicas, as far as the choice of an algorithm depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaSum {
+    /// Number of elements on each replica.
+    pub num_elements: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// Number of replicas of a group.
+    pub group_size: usize,
+}
+
+/// [`write_all_reduces_by`] with one algorithm for all sums of at least [`MIN_WRITTEN_ELEMENTS`].
+#[must_use]
+pub fn write_all_reduces(graph: &Graph, algorithm: Algorithm, replicas_per_host: usize) -> Graph {
+    let choose = |sum: ReplicaSum| (sum.num_elements >= MIN_WRITTEN_ELEMENTS).then_some(algorithm);
+    write_all_reduces_by(graph, &choose, replicas_per_host)
+}
+
+/// Writes each sum over whole groups as the collectives of the algorithm that `choose` returns,
+/// with the replicas numbered so that each host has `replicas_per_host` neighbors. All replicas of
+/// a group get the same bits, of a sum that is taken in the algorithm's order.
 ///
 /// | | steps | elements that a replica sends, for n over p replicas |
 /// |---|---|---|
@@ -18,10 +37,14 @@ const MIN_ELEMENTS: usize = 1024;
 /// | tree | 2 ceil(log2 p) permutes of all: up a binomial tree and down | up to ceil(log2 p) n down, n up |
 /// | hierarchical | reduce_scatter in each host, all_reduce of the shards between hosts, all_gather in each host | |
 ///
-/// Unchanged are sums of fewer than 1024 elements, and with the hierarchical algorithm groups that
-/// have a replica on each host, or not as many on each.
+/// Unchanged are sums for which `choose` returns `None`, and with the hierarchical algorithm groups
+/// that have a replica on each host, or not as many on each.
 #[must_use]
-pub fn write_all_reduces(graph: &Graph, algorithm: Algorithm, replicas_per_host: usize) -> Graph {
+pub fn write_all_reduces_by(
+    graph: &Graph,
+    choose: &dyn Fn(ReplicaSum) -> Option<Algorithm>,
+    replicas_per_host: usize,
+) -> Graph {
     let mesh = *graph.mesh();
     rebuild_values(graph, |new, node, operands| {
         let copy = |new: &mut Graph, op: Op| {
@@ -29,12 +52,12 @@ pub fn write_all_reduces(graph: &Graph, algorithm: Algorithm, replicas_per_host:
             new.node_of(first).results().collect()
         };
         if let Some(op) =
-            node.op.with_regions(|region| write_all_reduces(region, algorithm, replicas_per_host))
+            node.op.with_regions(|region| write_all_reduces_by(region, choose, replicas_per_host))
         {
             return Some(copy(new, op));
         }
         let types: Vec<_> = operands.iter().map(|operand| new.ty(*operand).clone()).collect();
-        let Some(body) = messages(node, &types, &mesh, algorithm, replicas_per_host) else {
+        let Some(body) = messages(node, &types, &mesh, choose, replicas_per_host) else {
             return Some(copy(new, node.op.clone()));
         };
         Some(inline(new, &body, operands, node.location.is_backward))
@@ -46,15 +69,18 @@ fn messages(
     node: &Node,
     types: &[TensorType],
     mesh: &Mesh,
-    algorithm: Algorithm,
+    choose: &dyn Fn(ReplicaSum) -> Option<Algorithm>,
     replicas_per_host: usize,
 ) -> Option<Graph> {
     let Op::AllReduce { reduction: Reduction::Sum, groups } = node.op else { return None };
     let axes = groups.axes();
-    let num_elements: usize = types.iter().map(TensorType::num_elements).sum();
-    if !groups.is_whole() || mesh.group_size(axes) == 1 || num_elements < MIN_ELEMENTS {
+    let group_size = mesh.group_size(axes);
+    if !groups.is_whole() || group_size == 1 {
         return None;
     }
+    let num_elements: usize = types.iter().map(TensorType::num_elements).sum();
+    let bytes = types.iter().map(|ty| ty.num_elements() * ty.dtype.size_bytes()).sum();
+    let algorithm = choose(ReplicaSum { num_elements, bytes, group_size })?;
     let per_host = match algorithm {
         Algorithm::Hierarchical => replicas_of_host(mesh, axes, replicas_per_host)?,
         Algorithm::Ring | Algorithm::Tree => 1,

@@ -81,7 +81,7 @@ pub enum Command {
         #[arg(long, value_enum, default_value_t = Stage::Step)]
         stage: Stage,
     },
-    /// Measure the step, the work of the host, and the time to the first step
+    /// Measure the step, the work of the host, and the time to the first step; or collectives alone
     Bench(BenchArgs),
     /// Print the learning rate over the run; needs no plugin
     Schedule(ScheduleArgs),
@@ -317,10 +317,11 @@ Exit codes:
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("config", |config| config.required(false).required_unless_present("collectives")))]
 pub struct BenchArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Number of measured steps
+    /// Number of measured steps; with --collectives at most so many launches for each size
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
     /// Use the cache of compiled programs
@@ -329,6 +330,23 @@ pub struct BenchArgs {
     /// Print where the time goes: the parts of a step, and its ops (CPU backend)
     #[arg(long)]
     pub profile: bool,
+    /// Measure collectives instead, over sizes from 1 KiB: latency and bandwidth of the links, and
+    /// the algorithms; needs no CONFIG
+    #[arg(long, conflicts_with = "profile")]
+    pub collectives: bool,
+    /// With --collectives: run so many processes on this host (CPU backend). For several hosts:
+    /// `lockstep launch OPTIONS -- bench --collectives`
+    #[arg(long, value_name = "N", requires = "collectives")]
+    pub processes: Option<NonZeroUsize>,
+    /// With --collectives: the largest size
+    #[arg(long, value_name = "BYTES", default_value = "67108864", requires = "collectives")]
+    pub max_bytes: NonZeroUsize,
+    /// With --collectives: write a fabric file, for `plan --fabric` and parallel.fabric
+    #[arg(long, value_name = "FILE", value_parser = path(), requires = "collectives")]
+    pub to: Option<PathBuf>,
+    /// Replace the file of --to
+    #[arg(long, requires = "to")]
+    pub overwrite: bool,
     /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
@@ -387,6 +405,10 @@ pub struct PlanArgs {
     /// ...; options follow: ib-hdr:oversubscription=2:devices_per_port=4:multipath
     #[arg(long)]
     pub network: Option<NamedNetwork>,
+    /// Links between processes as `bench --collectives --to FILE` has measured them, for the
+    /// network between hosts or slices: short for --set parallel.fabric=FILE
+    #[arg(long, value_name = "FILE", value_parser = path(), conflicts_with = "network")]
+    pub fabric: Option<PathBuf>,
     /// A change of that network: alpha=+20us,beta=x0.5 adds to the latency of a hop and halves the
     /// time of a byte
     #[arg(long, value_name = "CHANGE")]
@@ -436,6 +458,10 @@ pub struct PreflightArgs {
     /// Target, as for `compile`
     #[arg(long)]
     pub target: String,
+    /// Links between processes as `bench --collectives --to FILE` has measured them, for the
+    /// network between hosts or slices: short for --set parallel.fabric=FILE
+    #[arg(long, value_name = "FILE", value_parser = path())]
+    pub fabric: Option<PathBuf>,
     /// Processors of a host of the target, for the input; by default as many as this machine has
     #[arg(long, value_name = "N")]
     pub host_processors: Option<NonZeroUsize>,

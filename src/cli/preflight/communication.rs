@@ -112,7 +112,7 @@ impl Trials<'_> {
         let sets = [set.to_owned()];
         let step = TargetStep::new(self.config, &sets, self.target, self.target.num_devices());
         let measured = step.and_then(|step| step.measure()).ok()?;
-        let scenario = Scenario::default();
+        let scenario = Scenario { network: self.step.network, ..Scenario::default() };
         ScalingPrediction::new(self.target, &[measured], None, &scenario).rows.into_iter().next()
     }
 

@@ -15,6 +15,7 @@ use hlo::counted;
 
 use super::args::{ConfigArgs, PreflightArgs};
 use super::compile::{Steps, TargetStep, check_advice};
+use super::fabric::with_fabric;
 use super::schedule::parameter_ranks;
 use super::{in_words, picture, print_line};
 use crate::config::DataConfig;
@@ -35,19 +36,21 @@ pub fn run(args: &PreflightArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
     let plot = picture::file(args.plot.as_deref(), args.overwrite)?;
     let num_devices = target.num_devices();
-    let step = TargetStep::new(&args.config, &[], &target, num_devices)?;
+    let config = with_fabric(&args.config, args.fabric.as_deref())?;
+    let step = TargetStep::new(&config, &[], &target, num_devices)?;
     say(&format!("compiling the step for {target}"));
     let mut report = step.compile(&target, None)?;
     if !report.fits {
-        check_advice(&args.config, &target, &mut report.advice)?;
+        check_advice(&config, &target, &mut report.advice)?;
     }
-    let rows = rows(&args.config, &target)?;
+    let scenario = Scenario { network: step.network, ..Scenario::default() };
+    let rows = rows(&config, &target, &scenario)?;
     let num_steps = step.run.length.total_steps();
     let hours = num_steps as f64 * report.predicted_step_ms / 3.6e6;
     let cost = RunCost { num_steps, hours, device_hours: hours * num_devices as f64 };
     let answers = PreflightAnswers {
         memory: memory(&report),
-        communication: communication::answer(&args.config, &target, &report, &step, &rows),
+        communication: communication::answer(&config, &target, &report, &step, &rows),
         recipe: recipe_is_sound(&step, num_devices)?,
         input: input(args, &target, &report, &step),
         cost: answer_to_cost(args, &cost, &report.accuracy),
@@ -226,9 +229,9 @@ fn answer_to_cost(args: &PreflightArgs, cost: &RunCost, accuracy: &str) -> Prefl
 }
 
 /// The predicted step on every part of the target that has one.
-fn rows(config: &ConfigArgs, target: &Target) -> Result<ScalingPrediction> {
+fn rows(config: &ConfigArgs, target: &Target, scenario: &Scenario) -> Result<ScalingPrediction> {
     let Steps { steps, .. } = Steps::new(config, target)?;
-    Ok(ScalingPrediction::new(target, &steps, None, &Scenario::default()))
+    Ok(ScalingPrediction::new(target, &steps, None, scenario))
 }
 
 #[cfg(test)]

@@ -11,7 +11,8 @@
 //!   ([`Timeline`]), or as scheduled in the compiled program.
 //!
 //! * Waiting for the slowest device, by the spread of step times ([`expected_maximum`]).
-//! * Other networks than the target's, by name ([`NamedNetwork`]), and changed ones ([`WhatIf`]).
+//! * Other networks than the target's, by name ([`NamedNetwork`]), measured ones
+//!   ([`MeasuredFabric`]), and changed ones ([`WhatIf`]).
 //! * Failures: the best interval between checkpoints, and what is left of the time ([`Failures`]).
 //! * Backup workers, as a simulation ([`Stragglers`]).
 //!
@@ -23,6 +24,8 @@ mod failures;
 mod in_process;
 mod jitter;
 mod layout;
+mod line_fit;
+mod measured;
 mod network;
 mod roofline;
 mod stragglers;
@@ -35,6 +38,8 @@ pub use failures::Failures;
 pub use in_process::InProcess;
 pub use jitter::{STEP_VARIATION, expected_maximum, num_varying, waiting_secs};
 pub use layout::DeviceLayout;
+pub use line_fit::{FittedValue, LineFit};
+pub use measured::{CollectiveSpan, DIRECT, MeasuredCollective, MeasuredFabric, MeasuredPoint};
 pub use network::{NamedNetwork, NetworkError};
 pub use roofline::Work;
 pub use stragglers::{BackupStep, Stragglers, StragglersError};

@@ -86,6 +86,19 @@ impl NamedNetwork {
         NETWORKS.iter().map(|(name, ..)| *name)
     }
 
+    /// One that was measured, as each device uses it: nothing is deducted.
+    pub fn measured(wire: Wire) -> Self {
+        Self {
+            name: "measured",
+            bytes_per_sec: wire.bytes_per_sec,
+            latency_secs: wire.latency_secs,
+            share: 1.0,
+            oversubscription: 1.0,
+            devices_per_port: 1,
+            is_multipath: false,
+        }
+    }
+
     /// One device's share of it.
     pub fn wire(&self) -> Wire {
         // Two tiers instead of three: one hop of switches less, of about a microsecond there and
