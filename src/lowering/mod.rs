@@ -97,6 +97,17 @@ impl Lowering {
         Lowered { program, graph }
     }
 
+    /// The collectives of a graph's lowered form, for those who only count them. Sums are as they
+    /// are before [`Self::all_reduce`] writes messages: those follow from each sum
+    /// ([`rewrites::written_all_reduce`]), and a program of thousands of replicas has millions.
+    pub fn group_collectives(self, graph: &Graph) -> Graph {
+        let is_of_collectives = |pass: &Pass| {
+            matches!(pass, Pass::GroupAllReduces { .. } | Pass::ScatterByLine { .. })
+        };
+        let passes = self.passes().into_iter().filter(is_of_collectives);
+        passes.fold(graph.clone(), |graph, pass| pass.run(&graph))
+    }
+
     /// The passes over a graph, in order.
     pub fn passes(&self) -> Vec<Pass> {
         let Self { bucket_bytes, scatter_line, replicas_per_host, .. } = *self;

@@ -22,6 +22,7 @@ fn communication() -> Vec<String> {
         group: Group::Switch { size: 1, wire },
         num_groups: fabric.num_devices(),
         network,
+        regions: None,
     };
     let ms = |secs: f64| format!("{:.1} ms", 1e3 * secs);
     let all_reduce_by =

@@ -13,7 +13,7 @@ use crate::region::prepare;
 use crate::rewriter::{push, rebuild};
 use crate::{Graph, Node, Op, TensorType, ValueId};
 
-pub use all_reduces::write_all_reduces;
+pub use all_reduces::{replicas_of_host, write_all_reduces, written_all_reduce};
 pub use gathers::tie_gathers;
 pub use in_place::update_in_place;
 pub(crate) use isolate::isolate;
