@@ -161,8 +161,7 @@ fn loops_are_multiplied_out() {
     };
     let whole_bytes = 4 * 6 * 4;
     let (kind, summed_elements) = ("all_gather", 0);
-    let gather =
-        Communication { kind, whole_bytes, count: 1, summed_elements, ..reduce.clone() };
+    let gather = Communication { kind, whole_bytes, count: 1, summed_elements, ..reduce.clone() };
     assert_eq!(cost.collectives, [reduce, gather]);
     // Each loop compares its counter once more than it increments it.
     let (outer_counts, inner_counts) = ((3 + 1) + 3, (2 + 1) + 2);

@@ -101,9 +101,8 @@ impl Lowering {
     /// are before [`Self::all_reduce`] writes messages: those follow from each sum
     /// ([`rewrites::written_all_reduce`]), and a program of thousands of replicas has millions.
     pub fn group_collectives(self, graph: &Graph) -> Graph {
-        let is_of_collectives = |pass: &Pass| {
-            matches!(pass, Pass::GroupAllReduces { .. } | Pass::ScatterByLine { .. })
-        };
+        let is_of_collectives =
+            |pass: &Pass| matches!(pass, Pass::GroupAllReduces { .. } | Pass::ScatterByLine { .. });
         let passes = self.passes().into_iter().filter(is_of_collectives);
         passes.fold(graph.clone(), |graph, pass| pass.run(&graph))
     }

@@ -1,6 +1,6 @@
 //! One size of a scaling prediction.
 
-use hlo::{Communication, Groups, counted};
+use hlo::{Axis, Communication, Groups, counted};
 use serde::Serialize;
 
 /// The prediction for one number of devices.
@@ -54,7 +54,7 @@ impl Row {
                 counted(self.num_devices, "device"),
                 sum.count,
                 sum.kind,
-                sum.axes,
+                sum.axes.join(" and "),
                 sum.group_size,
                 sum.bytes as f64 / 1e6,
                 sum.sent_bytes as f64 / 1e6
@@ -70,7 +70,7 @@ pub struct PlannedCollectives {
     /// StableHLO's name: `all_reduce`, `all_gather`, ...
     pub kind: &'static str,
     /// The axes along which the replicas of a group differ.
-    pub axes: String,
+    pub axes: Vec<&'static str>,
     /// Replicas in a group.
     pub group_size: usize,
     /// Executions in a step.
@@ -87,11 +87,11 @@ impl PlannedCollectives {
     pub(super) fn sums(collectives: &[Communication]) -> Vec<Self> {
         let mut found: Vec<(Groups, Self)> = vec![];
         for one in collectives.iter().filter(|one| one.group_size > 1) {
-            let at = found.iter().position(|(groups, sum)| {
-                (*groups, sum.kind) == (one.groups, one.kind)
-            });
+            let at = found
+                .iter()
+                .position(|(groups, sum)| (*groups, sum.kind) == (one.groups, one.kind));
             let at = at.unwrap_or_else(|| {
-                let axes = one.groups.axes().to_string();
+                let axes = one.groups.axes().iter().map(Axis::name).collect();
                 let (kind, group_size) = (one.kind, one.group_size);
                 let empty = Self { kind, axes, group_size, count: 0, bytes: 0, sent_bytes: 0 };
                 found.push((one.groups, empty));

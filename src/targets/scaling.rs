@@ -6,9 +6,9 @@ use serde::Serialize;
 use super::Target;
 use super::backups::BackupSimulation;
 use super::cost::{
-    AllReduced, DeviceLayout, Fabric, Failures, NamedNetwork, RegionLinks, STEP_VARIATION, StepTime,
-    Stragglers, Timeline, WhatIf, Wire, Work, all_reduce, all_reduce_by, first_group, num_varying,
-    waiting_secs,
+    AllReduced, DeviceLayout, Fabric, Failures, NamedNetwork, RegionLinks, STEP_VARIATION,
+    StepTime, Stragglers, Timeline, WhatIf, Wire, Work, all_reduce, all_reduce_by, first_group,
+    num_varying, waiting_secs,
 };
 use super::finding::{Found, finding};
 use super::memory::{gib, usable};
@@ -358,7 +358,7 @@ impl ScalingPrediction {
             ),
             "mixed" => "neither strong nor weak scaling: the batch grows, but not as the devices \
                         do"
-                .to_owned(),
+            .to_owned(),
             _ => return None,
         })
     }

@@ -243,8 +243,7 @@ mod tests {
             let more = secs(60e-3 + NETWORK.latency_secs) - secs(NETWORK.latency_secs);
             assert!((more - num_hops * 60e-3).abs() < 1e-9, "{algorithm}: {more}");
             // Alike links in both make no difference to rings and trees.
-            let (same, now) =
-                (secs(NETWORK.latency_secs), all_reduce_by(algorithm, &near, 1e6));
+            let (same, now) = (secs(NETWORK.latency_secs), all_reduce_by(algorithm, &near, 1e6));
             let is_same = algorithm == Algorithm::Hierarchical || (same - now).abs() < 1e-12;
             assert!(is_same && same <= now + 1e-12, "{algorithm}: {same} {now}");
         }

@@ -83,8 +83,7 @@ impl Timeline {
     pub fn gathered_bytes(&self) -> u64 {
         // Parameters are gathered over `fsdp` only; sums that were sent in a narrow dtype, over
         // all that they were taken over.
-        let is_gather =
-            |t: &&Transfer| t.kind == "all_gather" && !is_of_layer(t) && !is_of_sums(t);
+        let is_gather = |t: &&Transfer| t.kind == "all_gather" && !is_of_layer(t) && !is_of_sums(t);
         let gathers = self.transfers.iter().filter(is_gather);
         gathers.map(|transfer| transfer.whole_bytes).sum()
     }
@@ -160,9 +159,8 @@ impl Timeline {
             }
             None => flags::bucket_bytes(chip, transfer.kind) as f64,
         };
-        let encode_secs = what_if.map_or(0.0, |what_if| {
-            what_if.encode_secs(self.gradient_bytes() as f64)
-        });
+        let encode_secs =
+            what_if.map_or(0.0, |what_if| what_if.encode_secs(self.gradient_bytes() as f64));
         self.simulate(compute_secs + encode_secs, bucket_bytes, secs)
     }
 
@@ -200,8 +198,7 @@ impl Timeline {
             }
             Some((Algorithm::Hierarchical, replicas_per_host)) if groups.is_whole() => {
                 let of = |part: Groups| layout.fabric(&first_group(&self.mesh, part));
-                let size =
-                    rewrites::replicas_of_host(&self.mesh, groups.axes(), replicas_per_host);
+                let size = rewrites::replicas_of_host(&self.mesh, groups.axes(), replicas_per_host);
                 size.map_or(vec![], |size| {
                     let inside = of(Groups::contiguous(groups.axes(), size));
                     let across = of(Groups::strided(groups.axes(), size));

@@ -122,7 +122,9 @@ impl WhatIf {
 
     fn set(&mut self, key: &str, value: &str) -> Option<()> {
         match (key, key.split_once(':')) {
-            (_, Some((key, "region"))) => self.regions.get_or_insert((2, NONE)).1.set(key, value)?,
+            (_, Some((key, "region"))) => {
+                self.regions.get_or_insert((2, NONE)).1.set(key, value)?
+            }
             ("regions", _) => {
                 let number = value.parse().ok().filter(|number| (2..=1024).contains(number))?;
                 self.regions.get_or_insert((2, NONE)).0 = number;
