@@ -127,9 +127,14 @@ impl Steps {
         let mut found = Self { steps: vec![], refused: None, pipeline: None };
         for num_devices in targets::sizes(target, smallest_mesh(args)?) {
             let step = TargetStep::new(args, &[], target, num_devices);
-            match step.and_then(|step| Ok((step.measure_with_other_buckets()?, step))) {
+            let is_whole = num_devices == target.num_devices();
+            let measure = |step: &TargetStep| match is_whole {
+                true => step.measure_with_other_buckets(),
+                false => step.measure(),
+            };
+            match step.and_then(|step| Ok((measure(&step)?, step))) {
                 Ok((measured, step)) => {
-                    if num_devices == target.num_devices() {
+                    if is_whole {
                         step.warn_of_distant_layers(&measured.timeline, target);
                     }
                     found.steps.push(measured);

@@ -34,13 +34,15 @@ pub(super) fn finding(found: &Found<'_>, rows: &[Row]) -> String {
         return String::new();
     };
     let why = reason(found, step, row, at > 0);
-    let buckets = other_buckets(found, step, row).unwrap_or_default();
+    let largest = found.steps.last().zip(rows.last()).filter(|(_, row)| waits(row, NOTICEABLE));
+    let buckets = largest.and_then(|(step, row)| other_buckets(found, step, row));
+    let buckets = buckets.unwrap_or_default();
     let dominated = rows.iter().find(|row| waits(row, 0.5));
     let dominated = dominated.map_or(String::new(), |row| {
         format!("; from {} devices on it waits longer than it computes", row.num_devices)
     });
     format!(
-        "from {} on the step waits for more than a tenth of its time: {why}{buckets}{dominated}",
+        "from {} on the step waits for more than a tenth of its time: {why}{dominated}{buckets}",
         counted(row.num_devices, "device")
     )
 }
@@ -81,7 +83,8 @@ fn reason(found: &Found<'_>, step: &Measured, row: &Row, has_fewer: bool) -> Str
     }
 }
 
-/// The buckets with which the step is predicted to wait least, if that is enough less.
+/// The buckets with which the largest step is predicted to wait least, if that is enough less. What
+/// is best for a few devices is not for many.
 fn other_buckets(found: &Found<'_>, step: &Measured, row: &Row) -> Option<String> {
     let exposed_ms = |timeline: &Timeline| {
         1e3 * timeline.step_if(&step.work, found.chip, found.layout, found.what_if).exposed_secs
@@ -90,8 +93,9 @@ fn other_buckets(found: &Found<'_>, step: &Measured, row: &Row) -> Option<String
     let (bytes, waited) = others.min_by(|a, b| a.1.total_cmp(&b.1))?;
     (waited <= BETTER * row.exposed_ms).then(|| {
         format!(
-            "; with parallel.bucket_bytes={bytes} it is predicted to wait {waited:.2} ms instead \
-             of {:.2}",
+            "; on {} it is predicted to wait {waited:.2} ms instead of {:.2} with \
+             parallel.bucket_bytes={bytes}",
+            counted(row.num_devices, "device"),
             row.exposed_ms
         )
     })
