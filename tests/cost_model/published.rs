@@ -321,8 +321,8 @@ pub fn all() -> Vec<Published> {
         ]
         .map(held_out),
     );
-    // torchtitan, `benchmarks/llama3_h100_202412_torchtitan.md`, tables 1 and 3, with torch.compile:
-    // H100s of 500 W and 2.4 TB/s.
+    // torchtitan, `benchmarks/llama3_h100_202412_torchtitan.md`, tables 1 and 3, with
+    // torch.compile: H100s of 500 W and 2.4 TB/s.
     let torchtitan = |target, per_second| Published {
         model: LLAMA_8B,
         ..published("torchtitan", "Llama 3.1 8B, compiled, 500 W", target, 2, per_second)

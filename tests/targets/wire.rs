@@ -1,5 +1,5 @@
-//! What `lockstep plan` says of the program's collectives, of regions, of compressed gradients and of
-//! what failures cost.
+//! What `lockstep plan` says of the program's collectives, of regions, of compressed gradients and
+//! of what failures cost.
 
 use std::collections::BTreeMap;
 use std::path::Path;
