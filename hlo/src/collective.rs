@@ -5,7 +5,7 @@ use std::fmt;
 use crate::{AxisSet, Groups, Op, Reduction, Tensor, Tracer};
 
 /// An algorithm for all_reduce. A rewrite may write one as ops; else the backend chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// A ring through all devices, or as many parallel rings as a group has links to the network.
     Ring,

@@ -1,6 +1,6 @@
 //! The collectives of a graph, with their bytes.
 
-use crate::{Graph, Groups, Node, Op, TensorType, count};
+use crate::{Graph, Groups, Node, Op, Reduction, TensorType, count};
 
 /// One collective of a graph.
 ///
@@ -33,6 +33,11 @@ pub struct Communication {
     pub is_backward: bool,
     /// Replicas of a group that send something: all of them, except in a collective_permute.
     pub num_senders: usize,
+    /// Elements of a sum over whole groups, which [`rewrites::write_all_reduces`] may write as
+    /// messages; 0 for anything else.
+    ///
+    /// [`rewrites::write_all_reduces`]: crate::rewrites::write_all_reduces
+    pub summed_elements: u64,
 }
 
 impl Communication {
@@ -80,6 +85,11 @@ impl Communication {
             }
             _ => group_size,
         };
+        let elements = || node.operands.iter().map(|x| graph.ty(*x).num_elements() as u64).sum();
+        let summed_elements = match node.op {
+            Op::AllReduce { reduction: Reduction::Sum, .. } if groups.is_whole() => elements(),
+            _ => 0,
+        };
         Some(Self {
             kind: node.op.name(),
             groups,
@@ -90,6 +100,7 @@ impl Communication {
             count: times,
             is_backward: node.location.is_backward,
             num_senders,
+            summed_elements,
         })
     }
 }

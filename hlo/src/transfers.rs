@@ -16,6 +16,8 @@ pub struct Transfer {
     pub groups: Groups,
     /// Bytes of the tensor that a group shares: see [`Communication::whole_bytes`].
     pub whole_bytes: u64,
+    /// [`Communication::summed_elements`].
+    pub summed_elements: u64,
     /// When its operands are known.
     pub ready: f64,
     /// When the first matmul, loop or output depends on its result.
@@ -139,6 +141,8 @@ fn iterations(found: &mut Vec<Transfer>, graph: &Graph, node: &Node, from: f64) 
 }
 
 fn transfer(graph: &Graph, node: &Node, ready: f64, needed: f64) -> Option<Transfer> {
-    let Communication { kind, groups, whole_bytes, .. } = Communication::of(graph, node, 1)?;
-    Some(Transfer { kind, groups, whole_bytes, ready, needed: needed.max(ready), depth: 0 })
+    let Communication { kind, groups, whole_bytes, summed_elements, .. } =
+        Communication::of(graph, node, 1)?;
+    let needed = needed.max(ready);
+    Some(Transfer { kind, groups, whole_bytes, summed_elements, ready, needed, depth: 0 })
 }

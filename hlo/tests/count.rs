@@ -157,9 +157,11 @@ fn loops_are_multiplied_out() {
         count: 3 * 2,
         is_backward: false,
         num_senders: 4,
+        summed_elements: 6,
     };
     let whole_bytes = 4 * 6 * 4;
-    let gather = Communication { kind: "all_gather", whole_bytes, count: 1, ..reduce.clone() };
+    let (kind, summed_elements) = ("all_gather", 0);
+    let gather = Communication { kind, whole_bytes, count: 1, summed_elements, ..reduce.clone() };
     assert_eq!(cost.collectives, [reduce, gather]);
     // Each loop compares its counter once more than it increments it.
     let (outer_counts, inner_counts) = ((3 + 1) + 3, (2 + 1) + 2);

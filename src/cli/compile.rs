@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use ::hlo::{Axis, LeafSpec, Mesh, counted};
+use ::hlo::rewrites::written_all_reduce;
+use ::hlo::{Axis, Communication, Graph, LeafSpec, Mesh, communication, counted};
 use anyhow::{Context, Result, bail};
 use models::AttentionKernels;
 
@@ -24,6 +25,8 @@ use crate::train::Run;
 
 /// Most stages of a pipeline that are suggested.
 const MAX_STAGES: usize = 16;
+/// The values of `parallel.bucket_bytes` that `plan` compares with the configuration's.
+const OTHER_BUCKETS: [u64; 3] = [0, 32 << 20, 1_000_000_000];
 /// Most steps that are compiled to check what is advised.
 const MAX_CHECKS: usize = 3;
 
@@ -125,9 +128,14 @@ impl Steps {
         let mut found = Self { steps: vec![], refused: None, pipeline: None };
         for num_devices in targets::sizes(target, smallest_mesh(args)?) {
             let step = TargetStep::new(args, &[], target, num_devices);
-            match step.and_then(|step| Ok((step.measure()?, step))) {
+            let is_whole = num_devices == target.num_devices();
+            let measure = |step: &TargetStep| match is_whole {
+                true => step.measure_with_other_buckets(),
+                false => step.measure(),
+            };
+            match step.and_then(|step| Ok((measure(&step)?, step))) {
                 Ok((measured, step)) => {
-                    if num_devices == target.num_devices() {
+                    if is_whole {
                         step.warn_of_distant_layers(&measured.timeline, target);
                     }
                     found.steps.push(measured);
@@ -197,15 +205,52 @@ impl TargetStep {
     /// A step that does not trace.
     pub fn measure(&self) -> Result<Measured> {
         let declared = self.run.spec(&*self.loaded.model).declare()?;
+        Ok(self.measured(&declared, &step::trace_step(&declared)?))
+    }
+
+    /// The same, and the collectives with other buckets.
+    ///
+    /// # Errors
+    /// A step that does not trace.
+    pub fn measure_with_other_buckets(&self) -> Result<Measured> {
+        let declared = self.run.spec(&*self.loaded.model).declare()?;
         let graph = step::trace_step(&declared)?;
-        Ok(Measured {
-            num_devices: self.run.plan.mesh.num_replicas(),
+        let mut measured = self.measured(&declared, &graph);
+        let now = self.run.lowering.bucket_bytes;
+        for bucket_bytes in OTHER_BUCKETS.into_iter().filter(|bytes| *bytes != now) {
+            let mut lowering = self.run.lowering;
+            lowering.bucket_bytes = bucket_bytes;
+            let grouped = lowering.group_collectives(&graph);
+            measured.other_buckets.push((bucket_bytes, self.timeline(&grouped)));
+        }
+        Ok(measured)
+    }
+
+    fn measured(&self, declared: &DeclaredStep<'_>, graph: &Graph) -> Measured {
+        let lowering = self.run.lowering;
+        let grouped = lowering.group_collectives(graph);
+        let mesh = *graph.mesh();
+        let as_written = |one: Communication| {
+            let choose = |sum| lowering.all_reduce.algorithm(sum);
+            let written = written_all_reduce(&one, &mesh, &choose, lowering.replicas_per_host);
+            written.map_or_else(|| vec![one], |(_, messages)| messages)
+        };
+        Measured {
+            num_devices: mesh.num_replicas(),
             global_batch: self.run.batch.global_batch(),
             tokens_per_example: self.loaded.config.data.tokens_per_example(),
-            work: Work::of(&graph, self.run.precision.compute.size_bytes()),
-            timeline: Timeline::of(&graph),
+            work: Work::of(graph, self.run.precision.compute.size_bytes()),
+            timeline: self.timeline(&grouped),
+            collectives: communication(&grouped).into_iter().flat_map(as_written).collect(),
+            other_buckets: vec![],
             state_bytes: declared.types().values().map(|ty| ty.num_bytes() as u64).sum(),
-        })
+        }
+    }
+
+    /// When the collectives of a graph can run, as they are written.
+    fn timeline(&self, grouped: &Graph) -> Timeline {
+        let lowering = self.run.lowering;
+        Timeline::of(grouped).written_as(lowering.all_reduce, lowering.replicas_per_host)
     }
 
     /// The settings that can be changed to make it fit.

@@ -3,19 +3,21 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use hlo::counted;
 
 use super::args::PlanArgs;
 use super::compile::Steps;
 use super::fabric::{measured_network, with_fabric};
 use super::output::OutputFile;
+use super::report::RunFiles;
 use super::{in_words, picture, print_line, search};
 use crate::config::Config;
 use crate::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
+use crate::observe::Summary;
 use crate::recipe::published;
-use crate::targets::cost::Failures;
-use crate::targets::{AllReduce, Row, ScalingPrediction, Scenario, Target};
+use crate::targets::cost::{DeviceLayout, Failures, RegionLinks};
+use crate::targets::{AllReduce, Arrangement, Row, ScalingPrediction, Scenario, Target};
 
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     let target: Target = args.target.parse()?;
@@ -40,9 +42,11 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
 fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
     let config_args = with_fabric(&args.config, args.fabric.as_deref())?;
     let config = Config::load(&config_args.config, &config_args.sets())?;
-    let mut scenario = scenario(args);
-    scenario.network =
-        scenario.network.map_or_else(|| measured_network(&config.parallel), |n| Ok(Some(n)))?;
+    let (mut scenario, failures) = scenario(args)?;
+    if scenario.network.is_none() {
+        scenario.network = measured_network(&config.parallel)?;
+    }
+    check_regions(&scenario, target)?;
     let Steps { steps, refused, pipeline } = Steps::new(&config_args, target)?;
     let largest = steps.last().map_or(0, |step| step.num_devices);
     let refused = refused.filter(|_| largest < target.num_devices());
@@ -59,19 +63,121 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
             if let Some(pipeline) = &pipeline {
                 plan.describe_pipeline(pipeline);
             }
+            if let Some(words) = failures {
+                plan.describe_failures(words);
+            }
             Ok(plan)
         }
     }
 }
 
-/// The assumptions in the arguments besides the target.
-fn scenario(args: &PlanArgs) -> Scenario {
-    let failures = args.mtbf.map(|hours| Failures {
-        device_mtbf_secs: 3600.0 * hours,
-        save_secs: args.save_secs,
-        restart_secs: args.restart_secs,
-    });
-    Scenario { network: args.network, what_if: args.what_if, failures, stragglers: args.stragglers }
+/// The assumptions in the arguments besides the target, and where those about failures are from.
+fn scenario(args: &PlanArgs) -> Result<(Scenario, Option<String>)> {
+    let failures = args.mtbf.map(|hours| failures(args, hours)).transpose()?;
+    let (failures, words) = failures.unzip();
+    let scenario = Scenario {
+        network: args.network,
+        what_if: args.what_if,
+        failures,
+        repair_secs: args.repair_hours.map(|hours| 3600.0 * hours),
+        stragglers: args.stragglers,
+    };
+    Ok((scenario, words))
+}
+
+/// Regions need hosts or slices in each.
+fn check_regions(scenario: &Scenario, target: &Target) -> Result<()> {
+    let layout = DeviceLayout::of(target);
+    let regions = scenario.what_if.and_then(|change| change.regions(layout.network()));
+    let num_groups = layout.first(target.num_devices()).num_groups;
+    match regions {
+        Some(RegionLinks { num_regions, .. }) if num_regions > num_groups => bail!(
+            "{target} has {}, too few for {num_regions} regions: --target with more, or regions=N \
+             of --what-if",
+            match target.arrangement {
+                Arrangement::Hosts { .. } => counted(num_groups, "host"),
+                Arrangement::Slices { .. } => counted(num_groups, "slice"),
+            }
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Checkpoints stall a run for so long, and a restart takes so long, if nothing is known of either:
+/// assumptions.
+const SAVE_SECS: f64 = 10.0;
+const RESTART_SECS: f64 = 300.0;
+
+/// What failures cost, and where that is from.
+fn failures(args: &PlanArgs, mtbf_hours: f64) -> Result<(Failures, String)> {
+    let measured = args.run.as_deref().map(MeasuredFailures::of).transpose()?;
+    let run = args.run.as_ref().map(|dir| dir.display().to_string()).unwrap_or_default();
+    let choose = |given: Option<f64>, measured: Option<f64>, assumed: f64| match (given, measured) {
+        (Some(secs), _) => (secs, "as given".to_owned()),
+        (None, Some(secs)) => (secs, format!("measured in {run}")),
+        (None, None) => (assumed, "an assumption".to_owned()),
+    };
+    let (stall, restart) =
+        measured.as_ref().map_or((None, None), |run| (run.stall_secs, run.restart_secs));
+    if args.run.is_some() && stall.is_none() && args.save_secs.is_none() {
+        bail!("{run} has no checkpoint that a run waited for: give --save-secs, or another --run");
+    }
+    if args.run.is_some() && restart.is_none() && args.restart_secs.is_none() {
+        bail!("{run} has no first step: give --restart-secs, or another --run");
+    }
+    let (save_secs, save) = choose(args.save_secs, stall, SAVE_SECS);
+    let (restart_secs, from) = choose(args.restart_secs, restart, RESTART_SECS);
+    let note = match &measured {
+        Some(measured) if args.restart_secs.is_none() => measured.note(),
+        Some(_) => "",
+        None => "; --run DIR takes both from a run",
+    };
+    let words = format!(
+        "failures: a checkpoint stalls the run for {save_secs:.3} s ({save}), and a restart takes \
+         {restart_secs:.1} s ({from}){note}"
+    );
+    Ok((Failures { device_mtbf_secs: 3600.0 * mtbf_hours, save_secs, restart_secs }, words))
+}
+
+/// What a run recorded of what failures cost.
+struct MeasuredFailures {
+    /// Seconds for which a checkpoint stalled it, on average.
+    stall_secs: Option<f64>,
+    /// Seconds from the start of its last process to its first step.
+    restart_secs: Option<f64>,
+    /// Whether that process continued from a checkpoint.
+    was_continued: bool,
+}
+
+impl MeasuredFailures {
+    /// Reads the `summary.json` of a run's directory.
+    fn of(dir: &Path) -> Result<Self> {
+        let run = RunFiles::read(dir, dir.display().to_string())?;
+        if run.summary.is_empty() {
+            bail!("{} has no {} that can be read", dir.display(), Summary::FILE);
+        }
+        // A time of 0 would have checkpoints without end.
+        let positive = |secs: f64| (secs.is_finite() && secs > 0.0).then_some(secs.max(1e-3));
+        let per_checkpoint = |secs: f64| {
+            let saved = run.number("num_checkpoints").filter(|saved| *saved >= 1.0)?;
+            positive(secs / saved)
+        };
+        Ok(Self {
+            stall_secs: run.number("checkpoint_wait_secs").and_then(per_checkpoint),
+            restart_secs: run.number("first_step_secs").and_then(positive),
+            was_continued: run.summary.get("resumed_from").is_some_and(|from| !from.is_null()),
+        })
+    }
+
+    /// What the measured restart leaves out.
+    fn note(&self) -> &'static str {
+        if self.was_continued {
+            "; that a failure is noticed takes time besides"
+        } else {
+            "; that run was not continued from a checkpoint: its restart reads none, and that a \
+             failure is noticed takes time besides"
+        }
+    }
 }
 
 /// A curve's name, and its value in a row.

@@ -4,16 +4,15 @@
 //! [`Lowering`] has the choices, and [`Pass`] the rewrites that follow from them.
 
 mod buckets;
-mod sums;
 
 use std::fmt;
 
-use hlo::{Graph, HostCalls, Program, rewrites};
+use hlo::rewrites::{self, ReplicaSums};
+use hlo::{Graph, HostCalls, Program};
 
 use crate::pjrt::Platform;
 
 pub use buckets::group_all_reduces;
-pub use sums::{ReplicaSums, SumsBySize};
 
 /// Backend-specific choices that a traced graph leaves open. `benches/README.md` has the
 /// measurements.
@@ -105,6 +104,16 @@ impl Lowering {
         let calls = HostCalls { collectives: self.host_collectives, kernels: self.host_kernels };
         let program = hlo::lower_with_host_calls(&graph, name, calls);
         Lowered { program, graph }
+    }
+
+    /// The collectives of a graph's lowered form, for those who only count them. Sums are as they
+    /// are before [`Self::all_reduce`] writes messages: those follow from each sum
+    /// ([`rewrites::written_all_reduce`]), and a program of thousands of replicas has millions.
+    pub fn group_collectives(self, graph: &Graph) -> Graph {
+        let is_of_collectives =
+            |pass: &Pass| matches!(pass, Pass::GroupAllReduces { .. } | Pass::ScatterByLine { .. });
+        let passes = self.passes().into_iter().filter(is_of_collectives);
+        passes.fold(graph.clone(), |graph, pass| pass.run(&graph))
     }
 
     /// The passes over a graph, in order.

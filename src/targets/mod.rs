@@ -19,7 +19,7 @@
 //! | `lifetimes.rs` | how long gathered parameters are in memory |
 //! | `ordering.rs` | which collectives are not ordered by data |
 //! | `memory.rs`, `advice.rs` | whether the step fits, and what to change if not |
-//! | `report.rs`, `scaling.rs`, `backups.rs` | the results, as the commands print them |
+//! | `report.rs`, `scaling.rs`, `row.rs`, `finding.rs`, `backups.rs`, `resilience.rs` | the results, as the commands print them |
 //! | [`cost`] | times, from a described fabric, a roofline, and when each collective can run ([`hlo::transfers`]) |
 //!
 //! [`device_order`](fn@crate::cluster::device_order) assigns devices to replicas, for `compile` and
@@ -31,6 +31,7 @@ mod chips;
 mod collective;
 mod compile;
 pub mod cost;
+mod finding;
 pub mod flags;
 mod hlo_proto;
 mod instruction;
@@ -40,6 +41,7 @@ mod memory;
 mod ordering;
 mod pipeline;
 mod report;
+mod resilience;
 mod row;
 mod scaling;
 mod schedule;
@@ -57,7 +59,8 @@ pub use memory::{Memory, gib};
 pub use ordering::unordered_collectives;
 pub use pipeline::{PipelineReport, SentByStages, StepPipeline};
 pub use report::{AttentionForm, CompileReport, ScatterForm};
-pub use row::Row;
+pub use resilience::{DeadLink, SpareRow, SpareTable};
+pub use row::{PlannedCollectives, Row};
 pub use scaling::{AllReduce, Measured, ScalingPrediction, Scenario, sizes};
 pub use schedule::gathered_bytes;
 pub use target::{Arrangement, Target, TargetError};

@@ -1,17 +1,20 @@
 //! Predicted scaling of a step from one device to the whole target.
 
-use hlo::{Algorithm, Axis, counted};
+use hlo::{Algorithm, Axis, Communication, Graph, communication, counted};
 use serde::Serialize;
 
 use super::Target;
 use super::backups::BackupSimulation;
 use super::cost::{
-    DeviceLayout, Fabric, Failures, NamedNetwork, STEP_VARIATION, StepTime, Stragglers, Timeline,
-    WhatIf, Wire, Work, all_reduce, all_reduce_by, first_group, num_varying, waiting_secs,
+    AllReduced, DeviceLayout, Fabric, Failures, NamedNetwork, RegionLinks, STEP_VARIATION,
+    StepTime, Stragglers, Timeline, WhatIf, Wire, Work, all_reduce, all_reduce_by, first_group,
+    num_varying, waiting_secs,
 };
+use super::finding::{Found, finding};
 use super::memory::{gib, usable};
 use super::pipeline::{PipelineReport, StepPipeline};
-use super::row::Row;
+use super::resilience::{DeadLink, SpareTable};
+use super::row::{PlannedCollectives, Row};
 
 /// Predicted times of an all_reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -34,6 +37,9 @@ pub struct ScalingPrediction {
     pub target: String,
     /// How the mesh grows with the number of devices, in words.
     pub mesh: String,
+    /// `strong` if the batch is the same for every size, `weak` if it grows with the devices,
+    /// `mixed` if it does neither, `none` for a single size.
+    pub scaling: &'static str,
     /// The network between hosts or slices, in words.
     pub network: String,
     /// One row per size, smallest first.
@@ -59,6 +65,12 @@ pub struct ScalingPrediction {
     pub ticks: Vec<String>,
     /// Backup workers on the whole target, if they were asked for.
     pub backups: Option<BackupSimulation>,
+    /// Where the figures of failures are from, in words.
+    pub failures: Option<String>,
+    /// Spare hosts or slices, if they were asked for.
+    pub spares: Option<SpareTable>,
+    /// A link that dies, if that was asked for.
+    pub dead_link: Option<DeadLink>,
 }
 
 /// The numbers of devices to predict: `smallest` times powers of two, and the whole target.
@@ -80,8 +92,28 @@ pub struct Measured {
     pub work: Work,
     /// When its collectives can run.
     pub timeline: Timeline,
+    /// All collectives of its program.
+    pub collectives: Vec<Communication>,
+    /// When those can run that it would have with another `parallel.bucket_bytes`.
+    pub other_buckets: Vec<(u64, Timeline)>,
     /// Bytes of the state on each device.
     pub state_bytes: u64,
+}
+
+impl Measured {
+    /// A step from its graph, with elements of so many bytes.
+    pub fn of(graph: &Graph, element_bytes: usize, global_batch: usize) -> Self {
+        Self {
+            num_devices: graph.mesh().num_replicas(),
+            global_batch,
+            tokens_per_example: None,
+            work: Work::of(graph, element_bytes),
+            timeline: Timeline::of(graph),
+            collectives: communication(graph),
+            other_buckets: vec![],
+            state_bytes: 0,
+        }
+    }
 }
 
 /// The assumptions of a prediction besides the target.
@@ -93,6 +125,8 @@ pub struct Scenario {
     pub what_if: Option<WhatIf>,
     /// How often devices fail.
     pub failures: Option<Failures>,
+    /// How long the repair of a host or slice takes, in seconds, to compare numbers of spares.
+    pub repair_secs: Option<f64>,
     /// How step times vary, to simulate backup workers.
     pub stragglers: Option<Stragglers>,
 }
@@ -104,13 +138,19 @@ impl Scenario {
         self.what_if.map_or(named, |change| change.apply(named))
     }
 
+    /// The network between regions, if the one within them is `wire`.
+    fn regions(&self, wire: Wire) -> Option<RegionLinks> {
+        self.what_if.and_then(|change| change.regions(wire))
+    }
+
     /// In words, for devices that use the network as `wire`.
     fn words(&self, wire: Wire) -> String {
-        let name = match (self.network, self.what_if) {
-            (Some(network), None) => network.to_string(),
-            (Some(network), Some(_)) => format!("{network}, changed"),
-            (None, Some(_)) => "the target's, changed".to_owned(),
-            (None, None) => "the target's".to_owned(),
+        let is_changed = self.what_if.is_some_and(|change| change.changes_links());
+        let name = match (self.network, is_changed) {
+            (Some(network), false) => network.to_string(),
+            (Some(network), true) => format!("{network}, changed"),
+            (None, true) => "the target's, changed".to_owned(),
+            (None, false) => "the target's".to_owned(),
         };
         let sprayed = match self.network {
             Some(network) if network.is_multipath => {
@@ -119,17 +159,28 @@ impl Scenario {
             }
             _ => "",
         };
-        format!(
-            "network between groups: {name}, {:.2} GB/s for each device and {:.1} us a \
-             hop{sprayed}",
-            wire.bytes_per_sec / 1e9,
-            1e6 * wire.latency_secs
-        )
+        let speed = |wire: Wire| {
+            format!(
+                "{:.2} GB/s for each device and {:.1} us a hop",
+                wire.bytes_per_sec / 1e9,
+                1e6 * wire.latency_secs
+            )
+        };
+        let regions = self.regions(wire).map_or(String::new(), |regions| {
+            format!("; between {} regions {}", regions.num_regions, speed(regions.wire))
+        });
+        let compression = self.what_if.filter(|change| change.compression() > 1.0);
+        let compression = compression.map_or(String::new(), |change| {
+            format!(
+                "; gradients are sent in 1/{} of their bytes, and encoding and decoding takes a \
+                 device {:.1} ms for each GB of them, which is part of its arithmetic",
+                change.compression(),
+                1e3 * change.encode_secs(1e9)
+            )
+        });
+        format!("network between groups: {name}, {}{regions}{sprayed}{compression}", speed(wire))
     }
 }
-
-/// The fraction of exposed communication from which it is reported.
-const NOTICEABLE: f64 = 0.1;
 
 impl ScalingPrediction {
     /// Predicts from the steps at several sizes, smallest first. `refused` says why there is none
@@ -142,16 +193,17 @@ impl ScalingPrediction {
     ) -> Self {
         let layout = DeviceLayout::of(target);
         let wire = scenario.network(layout.network());
-        let (layout, network) = (layout.with_network(wire), scenario.words(wire));
-        let failures = scenario.failures.as_ref();
-        let row = |step: &Measured| row(target, &layout, step, failures);
+        let layout = layout.with_network(wire).with_regions(scenario.regions(wire));
+        let network = scenario.words(wire);
+        let row = |step: &Measured| row(target, &layout, step, scenario);
         let mut rows: Vec<Row> = steps.iter().map(row).collect();
         let per_device = |row: &Row| row.examples_per_sec / row.num_devices as f64;
         let base = rows.first().map_or(1.0, per_device);
         for row in &mut rows {
             row.efficiency = per_device(row) / base;
         }
-        let finding = finding(&layout, steps, &rows);
+        let what_if = scenario.what_if.as_ref();
+        let finding = finding(&Found { chip: target.chip, layout: &layout, what_if, steps }, &rows);
         let fabric = layout.first(target.num_devices());
         let sizes = (10..=32).map(|power| 1u64 << power);
         let all_reduce: Vec<_> = sizes.map(|bytes| AllReduce::of(&fabric, bytes)).collect();
@@ -164,8 +216,12 @@ impl ScalingPrediction {
                 target.num_devices()
             )
         });
-        let (mesh, memory) = (mesh(steps), memory(target, &rows));
+        let (mesh, scaling, memory) = (mesh(steps), scaling(steps), memory(target, &rows));
         let accuracy = target.chip.accuracy();
+        let spares = scenario.failures.zip(scenario.repair_secs);
+        let spares = spares.map(|(failures, secs)| SpareTable::of(target, &failures, secs));
+        let dead_link = what_if.zip(rows.last());
+        let dead_link = dead_link.and_then(|(change, row)| DeadLink::of(change, row));
         let target = target.to_string();
         let simulated = scenario.stragglers.as_ref().zip(rows.last());
         let backups = simulated.map(|(stragglers, row)| BackupSimulation::of(stragglers, row));
@@ -173,6 +229,7 @@ impl ScalingPrediction {
         Self {
             target,
             mesh,
+            scaling,
             network,
             rows,
             all_reduce,
@@ -185,7 +242,20 @@ impl ScalingPrediction {
             pipeline: None,
             ticks: vec![],
             backups,
+            failures: None,
+            spares,
+            dead_link,
         }
+    }
+
+    /// The row of so many devices.
+    pub fn of(&self, num_devices: usize) -> Option<&Row> {
+        self.rows.iter().find(|row| row.num_devices == num_devices)
+    }
+
+    /// Says where the figures of failures are from.
+    pub fn describe_failures(&mut self, words: String) {
+        self.failures = Some(words);
     }
 
     /// Adds the pipeline of the largest step.
@@ -243,9 +313,13 @@ impl ScalingPrediction {
             self.mesh,
             self.network
         );
+        let scaling = self.scaling_words();
         let (batch, stops) = (self.batch.as_ref(), self.stops.as_ref());
-        let lines = [Some(&self.memory), batch, stops, Some(&self.finding)];
-        for line in lines.into_iter().flatten() {
+        let lines = [scaling.as_ref(), Some(&self.memory), batch, stops, Some(&self.finding)];
+        for line in lines.into_iter().flatten().chain(&self.failures) {
+            out += &format!("{line}\n");
+        }
+        for line in self.rows.last().iter().flat_map(|row| row.program_lines()) {
             out += &format!("{line}\n");
         }
         for line in self.pipeline.iter().flat_map(PipelineReport::lines) {
@@ -259,7 +333,34 @@ impl ScalingPrediction {
         if let Some(backups) = &self.backups {
             out += &format!("\n{}", backups.table());
         }
+        if let Some(dead_link) = &self.dead_link {
+            out += &format!("\n{}", dead_link.words());
+        }
+        if let Some(spares) = &self.spares {
+            out += &format!("\n{}", spares.table());
+        }
         out
+    }
+
+    /// What grows, in words.
+    fn scaling_words(&self) -> Option<String> {
+        let row = self.rows.last()?;
+        Some(match self.scaling {
+            "strong" => format!(
+                "strong scaling: every row has the same batch of {}, so a device has less to do \
+                 the more there are; with train.batch_per_replica the scaling is weak",
+                row.global_batch
+            ),
+            "weak" => format!(
+                "weak scaling: the batch grows with the devices, {} a device; with \
+                 train.global_batch the scaling is strong",
+                counted_examples(row.global_batch, row.num_devices)
+            ),
+            "mixed" => "neither strong nor weak scaling: the batch grows, but not as the devices \
+                        do"
+            .to_owned(),
+            _ => return None,
+        })
     }
 
     /// The columns that all rows have values for.
@@ -361,26 +462,47 @@ fn mesh(steps: &[Measured]) -> String {
     format!("mesh: {}", axes.join(", "))
 }
 
-/// The links of the groups of the step's all_reduces, and the bytes of these.
-fn all_reduced(layout: &DeviceLayout, step: &Measured) -> Option<(Fabric, u64)> {
-    let (groups, bytes) = step.timeline.all_reduced()?;
-    Some((layout.fabric(&first_group(step.timeline.mesh(), groups)), bytes))
+/// What happens to the batch where the number of devices grows.
+fn scaling(steps: &[Measured]) -> &'static str {
+    let [first, rest @ ..] = steps else { return "none" };
+    let grows_alike = |step: &Measured| {
+        step.global_batch * first.num_devices == first.global_batch * step.num_devices
+    };
+    match rest {
+        [] => "none",
+        _ if rest.iter().all(|step| step.global_batch == first.global_batch) => "strong",
+        _ if rest.iter().all(grows_alike) => "weak",
+        _ => "mixed",
+    }
 }
 
-fn row(
-    target: &Target,
-    layout: &DeviceLayout,
-    step: &Measured,
-    failures: Option<&Failures>,
-) -> Row {
-    let time: StepTime = step.timeline.step(&step.work, target.chip, layout);
+/// `8 examples`, or `1/2 examples` for replicas that share one.
+fn counted_examples(global_batch: usize, num_devices: usize) -> String {
+    match (global_batch / num_devices, num_devices / global_batch.max(1)) {
+        (0, shared_by) => format!("1/{shared_by} examples"),
+        (each, _) => counted(each, "example"),
+    }
+}
+
+/// The algorithm of a step's largest sum over replicas.
+fn algorithm(layout: &DeviceLayout, step: &Measured, reduced: &AllReduced) -> &'static str {
+    let AllReduced { groups, kind, bytes, written } = *reduced;
+    let fabric = || layout.fabric(&first_group(step.timeline.mesh(), groups));
+    match written {
+        Some(algorithm) => algorithm.name(),
+        None if kind == "all_reduce" => all_reduce(&fabric(), bytes as f64).1.name(),
+        None => kind,
+    }
+}
+
+fn row(target: &Target, layout: &DeviceLayout, step: &Measured, scenario: &Scenario) -> Row {
+    let (what_if, failures) = (scenario.what_if.as_ref(), scenario.failures.as_ref());
+    let time: StepTime = step.timeline.step_if(&step.work, target.chip, layout, what_if);
     let num_varying = num_varying(target, step.num_devices);
     let jitter_secs = waiting_secs(time.compute_secs, STEP_VARIATION, num_varying);
     let step_secs = time.total_secs() + jitter_secs;
-    let reduced = all_reduced(layout, step);
-    let algorithm = reduced
-        .as_ref()
-        .map_or("none", |(fabric, bytes)| all_reduce(fabric, *bytes as f64).1.name());
+    let reduced = step.timeline.all_reduced();
+    let algorithm = reduced.as_ref().map_or("none", |reduced| algorithm(layout, step, reduced));
     Row {
         num_devices: step.num_devices,
         global_batch: step.global_batch,
@@ -393,8 +515,9 @@ fn row(
         efficiency: 1.0,
         examples_per_sec: step.global_batch as f64 / step_secs,
         state_bytes: step.state_bytes,
-        all_reduced_bytes: reduced.map_or(0, |(_, bytes)| bytes),
+        all_reduced_bytes: reduced.map_or(0, |reduced| reduced.bytes),
         algorithm,
+        collectives: PlannedCollectives::sums(&step.collectives),
         checkpoint_secs: failures.map(|failures| failures.interval_secs(step.num_devices)),
         goodput: failures.map(|failures| failures.goodput(step.num_devices)),
     }
@@ -422,64 +545,4 @@ fn changes(fabric: &Fabric, sizes: &[AllReduce]) -> Vec<(u64, &'static str)> {
         }
     }
     found
-}
-
-fn finding(layout: &DeviceLayout, steps: &[Measured], rows: &[Row]) -> String {
-    let waits = |row: &Row, share: f64| row.exposed_ms > share * row.step_ms;
-    let Some(at) = rows.iter().position(|row| waits(row, NOTICEABLE)) else {
-        return format!(
-            "up to {} the step hardly waits for collectives",
-            counted(rows.last().map_or(1, |row| row.num_devices), "device")
-        );
-    };
-    let (Some(step), Some(row)) = (steps.get(at), rows.get(at)) else { return String::new() };
-    let fabric = layout.first(step.num_devices);
-    let (bytes, gathered) = (step.timeline.gradient_bytes(), step.timeline.gathered_bytes());
-    let secs = all_reduce(&fabric, bytes as f64).0;
-    let latency = all_reduce(&fabric, 0.0).0;
-    let early = step.timeline.gradient_bytes_by(0.99);
-    let why = if latency > secs / 2.0 {
-        "the hops take longer than the bytes: fewer, larger collectives or fewer devices help"
-            .to_owned()
-    } else if row.communication_ms > row.compute_ms {
-        format!(
-            "{} take longer than the arithmetic: more examples on each device help",
-            megabytes(bytes, gathered)
-        )
-    } else if fabric.num_groups > 1 && early * 2 > bytes {
-        format!("the network between groups of {} is slow", counted(fabric.group.size(), "device"))
-    } else if gathered > 0 {
-        format!("of {} not all overlap with the arithmetic", megabytes(bytes, gathered))
-    } else if early * 2 > bytes {
-        format!(
-            "the collectives take {:.2} ms, and the arithmetic that is left when they can begin \
-             hides {:.2} of these: smaller parallel.bucket_bytes or more examples on each device \
-             help",
-            row.communication_ms,
-            row.communication_ms - row.exposed_ms
-        )
-    } else {
-        let late = bytes - early;
-        format!(
-            "{:.0} of {:.0} MB of gradients are there only when the arithmetic ends",
-            late as f64 / 1e6,
-            bytes as f64 / 1e6
-        )
-    };
-    let dominated = rows.iter().find(|row| waits(row, 0.5));
-    let dominated = dominated.map_or(String::new(), |row| {
-        format!("; from {} devices on it waits longer than it computes", row.num_devices)
-    });
-    format!(
-        "from {} devices on the step waits for more than a tenth of its time: {why}{dominated}",
-        row.num_devices
-    )
-}
-
-fn megabytes(reduced: u64, gathered: u64) -> String {
-    let mb = |bytes: u64| format!("{:.0} MB", bytes as f64 / 1e6);
-    match gathered {
-        0 => format!("{} of gradients", mb(reduced)),
-        _ => format!("{} of gradients and {} of gathered parameters", mb(reduced), mb(gathered)),
-    }
 }

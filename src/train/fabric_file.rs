@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use hlo::Mesh;
+use hlo::rewrites::{ReplicaSums, SumsBySize};
 
 use crate::config::{AllReduceConfig, ParallelConfig, read_regular};
-use crate::lowering::{Lowering, ReplicaSums, SumsBySize};
+use crate::lowering::Lowering;
 use crate::targets::cost::MeasuredFabric;
 
 /// Larger files are none that this program has written.

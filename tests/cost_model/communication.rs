@@ -5,7 +5,7 @@ use lockstep::config::PipelineOrder;
 use lockstep::parallel::PipelineSchedule;
 use lockstep::targets::Target;
 use lockstep::targets::cost::{
-    DeviceLayout, Fabric, Group, all_gather, all_reduce_by, reduce_scatter, seconds,
+    DeviceLayout, Fabric, Group, all_gather, all_reduce, all_reduce_by, reduce_scatter, seconds,
 };
 
 /// Gradients of `docs/communication.md`, in bytes.
@@ -22,6 +22,7 @@ fn communication() -> Vec<String> {
         group: Group::Switch { size: 1, wire },
         num_groups: fabric.num_devices(),
         network,
+        regions: None,
     };
     let ms = |secs: f64| format!("{:.1} ms", 1e3 * secs);
     let all_reduce_by =
@@ -71,8 +72,32 @@ fn communication() -> Vec<String> {
             ms(scatter + 2.0 * gather)
         ),
     ]);
+    // Everything through one port of the network, or through those of several servers.
+    let star = 2.0 * (p - 1.0) * (network.latency_secs + n / network.bytes_per_sec);
+    lines.push(format!("| star: all send to one, which sends the sum back | {:.1} s |", star));
+    for (num_servers, servers) in [(1.0, "1 server"), (32.0, "32 servers, one a host")] {
+        let port = 2.0 * n * p / num_servers;
+        lines.push(format!(
+            "| {servers} | {:.1} GB | {:.2} s |",
+            port / 1e9,
+            2.0 * network.latency_secs + port / network.bytes_per_sec
+        ));
+    }
+    let all = 2.0 * n;
+    lines.push(format!(
+        "| 256 servers, one a device | {:.1} GB | {:.2} s |",
+        all / 1e9,
+        2.0 * network.latency_secs + all / network.bytes_per_sec
+    ));
     // 8 sequences of 2048 tokens, 4096 wide, in bfloat16.
     let activations = 8.0 * 2048.0 * 4096.0 * 2.0;
+    let host = Fabric::single(fabric.group.clone());
+    let two_hosts = Fabric { num_groups: 2, ..fabric.clone() };
+    for (replicas, fabric) in [("8, in a host", &host), ("16, on two hosts", &two_hosts)] {
+        let all_reduces = 4.0 * all_reduce(fabric, activations).0;
+        let pairs = 4.0 * (all_gather(fabric, activations) + reduce_scatter(fabric, activations));
+        lines.push(format!("| {replicas} | {} | {} |", ms(all_reduces), ms(pairs)));
+    }
     let send = |fabric: &Fabric| 1e6 * seconds(fabric, "collective_permute", activations);
     lines.push(format!(
         "{:.0} MB take {:.0} us to the next host and {:.0} us within one",

@@ -19,7 +19,7 @@ use lockstep::config::Config;
 use lockstep::data;
 use lockstep::pjrt::Platform;
 use lockstep::step;
-use lockstep::targets::cost::{Timeline, Work};
+use lockstep::targets::cost::Work;
 use lockstep::targets::{Chip, Measured, ScalingPrediction, Scenario, Target};
 use lockstep::train::{Run, mesh_on_host};
 
@@ -78,14 +78,7 @@ fn a_plan_of_131072_devices_takes_seconds() {
     let begun = std::time::Instant::now();
     let graph = gpt2_step(&["mesh.data=131072", "train.batch_per_replica=1"]);
     let num_devices = graph.mesh().num_replicas();
-    let measured = Measured {
-        num_devices,
-        global_batch: num_devices,
-        tokens_per_example: None,
-        work: Work::of(&graph, 2),
-        timeline: Timeline::of(&graph),
-        state_bytes: 0,
-    };
+    let measured = Measured::of(&graph, 2, num_devices);
     let plan = ScalingPrediction::new(&target, &[measured], None, &Scenario::default());
     let row = &plan.rows[0];
     assert!(num_devices == 131_072 && row.step_ms > row.compute_ms + row.jitter_ms, "{row:?}");
@@ -98,14 +91,7 @@ fn a_scenario_changes_the_network_and_counts_failures() {
     let target: Target = "gpu:h100:2x8".parse().unwrap();
     let row = |scenario: Scenario| {
         let graph = gpt2_step(&["mesh.data=16"]);
-        let measured = Measured {
-            num_devices: 16,
-            global_batch: 64,
-            tokens_per_example: None,
-            work: Work::of(&graph, 2),
-            timeline: Timeline::of(&graph),
-            state_bytes: 0,
-        };
+        let measured = Measured::of(&graph, 2, 64);
         let plan = ScalingPrediction::new(&target, &[measured], None, &scenario);
         (plan.rows[0].clone(), plan.table())
     };
@@ -182,14 +168,7 @@ fn a_plan_says_what_sharded_state_leaves_to_all_reduce() {
     let target: Target = "gpu:h100:1x8".parse().unwrap();
     let row = |sets: &[&str]| {
         let graph = gpt2_step(sets);
-        let measured = Measured {
-            num_devices: graph.mesh().num_replicas(),
-            global_batch: 64,
-            tokens_per_example: None,
-            work: Work::of(&graph, 2),
-            timeline: Timeline::of(&graph),
-            state_bytes: 0,
-        };
+        let measured = Measured::of(&graph, 2, 64);
         ScalingPrediction::new(&target, &[measured], None, &Scenario::default()).rows[0].clone()
     };
     let (single, data) = (row(&["mesh.data=1"]), row(&["mesh.data=8"]));

@@ -12,18 +12,31 @@ pub struct Published {
     pub target: &'static str,
     pub num_devices: usize,
     pub model: Model,
-    /// Examples of a device in a step, in as many microbatches.
+    /// Examples of a device in a step, or of the devices that have the same ones, in as many
+    /// microbatches.
     pub batch: usize,
     pub num_microbatches: usize,
     pub remat: bool,
     /// The stage of ZeRO, over all devices; 0 for whole state.
     pub zero: usize,
+    /// How the devices are arranged, if not all along `data` or `fsdp`.
+    pub axes: Option<Axes>,
     pub network: Option<&'static str>,
     pub attention: Attention,
     /// Tokens or images per second and device.
     pub per_second: f64,
     /// No share is fitted to it: it was looked up when the shares stood.
     pub is_held_out: bool,
+}
+
+/// Devices along axes; those that are left over lie along `data`.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Axes {
+    pub fsdp: usize,
+    pub tensor: usize,
+    pub pipeline: usize,
+    /// Of each stage of the pipeline.
+    pub num_chunks: usize,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -144,6 +157,7 @@ fn published(
         num_microbatches: 1,
         remat: false,
         zero: 3,
+        axes: None,
         network: None,
         attention: Fused,
         per_second,
@@ -161,10 +175,15 @@ fn maxtext(what: &str, target: &'static str, batch: usize, tflops: f64, model: M
 const B16: Model = gpt(78, 4096, 32, 2048, 32_000);
 const B32: Model = gpt(39, 8192, 64, 2048, 32_000);
 const B64: Model = gpt(78, 8192, 64, 2048, 32_000);
+/// 64 blocks of width 8192 with attention of 16,384 and gated layers of 57,344: of 12 squares, and
+/// nearly as many bytes that blocks exchange.
+const B128: Model = gpt(39, 16_384, 128, 2048, 32_000);
 const B22: Model = gpt(48, 6144, 48, 2048, 32_000);
 const B52: Model = gpt(32, 12_288, 96, 2048, 32_000);
 const GPT2: Model = gpt(12, 768, 12, 1024, 50_304);
 const GPT3: Model = gpt(96, 12_288, 96, 2048, 50_304);
+/// With the vocabulary of Megatron-LM.
+const MEGATRON_175B: Model = gpt(96, 12_288, 96, 2048, 51_200);
 /// Llama 2 and 3 with as many parameters in blocks of 12 squares.
 const LLAMA_7B: Model = gpt(32, 4096, 32, 4096, 32_000);
 const LLAMA_8B: Model = gpt(35, 4096, 32, 8192, 128_256);
@@ -301,6 +320,47 @@ pub fn all() -> Vec<Published> {
             recipe(LLAMA3_70B, "Llama 3.1 70B", "tpu:v6e:16x16", 5, 960.248),
         ]
         .map(held_out),
+    );
+    // torchtitan, `benchmarks/llama3_h100_202412_torchtitan.md`, tables 1 and 3, with
+    // torch.compile: H100s of 500 W and 2.4 TB/s.
+    let torchtitan = |target, per_second| Published {
+        model: LLAMA_8B,
+        ..published("torchtitan", "Llama 3.1 8B, compiled, 500 W", target, 2, per_second)
+    };
+    rows.extend(
+        [("gpu:h100:1x8", 6667.0), ("gpu:h100:16x8", 6514.0)]
+            .map(|(target, per_second)| held_out(torchtitan(target, per_second))),
+    );
+    // MaxText, `configs/tpu/v5e/README.md`, 56.1 and 46.3 % of the peak; `128b.sh`: a sequence for
+    // each chip, 16 x 16 of a slice along `fsdp` and `tensor`.
+    let of_128b = |target: &'static str, mfu: f64| {
+        let peak = target.parse::<Target>().unwrap().chip.bf16_flops_per_sec;
+        Published {
+            axes: Some(Axes { fsdp: 16, tensor: 16, pipeline: 1, num_chunks: 1 }),
+            ..maxtext("128B", target, 16, mfu * peak / 1e12, B128)
+        }
+    };
+    rows.extend(
+        [("tpu:v5e:16x16", 0.561), ("tpu:v5e:16x16x32", 0.463)]
+            .map(|(target, mfu)| held_out(of_128b(target, mfu))),
+    );
+    // Megatron-LM, README, strong scaling with 1152 sequences: 47 and 42 % of the peak. It does not
+    // say how: 8 along `tensor`, 12 stages of 8 chunks of a block and microbatches of one sequence
+    // are assumed.
+    let megatron = |target: &'static str, num_data: usize, mfu: f64| {
+        let peak = target.parse::<Target>().unwrap().chip.bf16_flops_per_sec;
+        let per_second = mfu * peak / MEGATRON_175B.flops_per_item();
+        Published {
+            model: MEGATRON_175B,
+            num_microbatches: 1152 / num_data,
+            zero: 0,
+            axes: Some(Axes { fsdp: 1, tensor: 8, pipeline: 12, num_chunks: 8 }),
+            ..published("Megatron-LM", "GPT-3 175B", target, 1152 / num_data, per_second)
+        }
+    };
+    rows.extend(
+        [("gpu:h100:12x8", 1, 0.47), ("gpu:h100:576x8", 48, 0.42)]
+            .map(|(target, num_data, mfu)| held_out(megatron(target, num_data, mfu))),
     );
     rows.push(recipe(LLAMA3_70B, "Llama 3.1 70B", "tpu:tpu7x:4x4x4", 2, 2686.98 / 2.0));
     rows.push(recipe(LLAMA3_70B, "Llama 3.1 70B", "tpu:tpu7x:4x8x8", 2, 2670.55 / 2.0));

@@ -86,14 +86,7 @@ fn steps_of(example: &str, more: &[&str], element_bytes: usize) -> Vec<Measured>
             format!("train.global_batch={}", 32 * num_devices),
         );
         let graph = step_of(example, &[&[&*data, &*batch], more].concat());
-        Measured {
-            num_devices,
-            global_batch: 32 * num_devices,
-            tokens_per_example: None,
-            work: Work::of(&graph, element_bytes),
-            timeline: Timeline::of(&graph),
-            state_bytes: 0,
-        }
+        Measured::of(&graph, element_bytes, 32 * num_devices)
     };
     [1, 2, 4, 8].map(step).into()
 }

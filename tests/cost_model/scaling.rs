@@ -317,11 +317,12 @@ impl Published {
             Group::Switch { wire, .. } if self.from_one => Group::Switch { size: 1, wire: *wire },
             group => group.clone(),
         };
-        let smaller = Fabric { group: single, num_groups: 1, network: self.network };
+        let smaller = Fabric { group: single, num_groups: 1, network: self.network, regions: None };
         let larger = Fabric {
             group: self.group.clone(),
             num_groups: self.num_groups,
             network: self.network,
+            regions: None,
         };
         // On TPUs, slices vary; on GPUs, each GPU does.
         let num_varying = |fabric: &Fabric| match fabric.group {

@@ -13,6 +13,7 @@
 //! - `preflight`: the answers before a run
 //! - `several_processes`: the options and the store of a client that is one of several
 //! - `tensor`: what layers that are cut over `tensor` exchange, what of it overlaps, and the state
+//! - `wire`: what `plan` says of the program's collectives, regions, compression and failures
 //! - `workers`: processes that compile end with their program
 //!
 //! Ignored tests are of the full set, see `tests/README.md`: they compile for minutes.
@@ -31,6 +32,7 @@ mod refused;
 mod several_processes;
 mod sharded;
 mod tensor;
+mod wire;
 mod workers;
 
 use std::path::Path;

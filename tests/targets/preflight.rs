@@ -38,6 +38,29 @@ fn check_refused(
     page
 }
 
+/// `plan` predicts what `preflight` says that it does, to the last digit, and neither advises the
+/// devices that were given.
+fn check_plan_agrees(config: &Path, target: &str, sets: &[&str], page: &Value) {
+    let args = ["plan", config.to_str().unwrap(), "--target", target, "--json"];
+    let done = lockstep(&[&args[..], sets].concat(), &[]);
+    let plan: Value = serde_json::from_str(&done.stdout).unwrap();
+    let row = plan["rows"].as_array().unwrap().last().unwrap();
+    assert_eq!(row["num_devices"], page["num_devices"], "{row}");
+    assert_eq!(row["step_ms"], page["plan_step_ms"], "{row}");
+    let step_ms = row["step_ms"].as_f64().unwrap();
+    let said = page["answers"]["communication"]["details"].to_string();
+    let said = said.split("knows only the graph, predicts ").nth(1).unwrap();
+    let said: f64 = said.split_whitespace().next().unwrap().parse().unwrap();
+    assert!((said / step_ms - 1.0).abs() < 0.01, "{said} {step_ms}");
+    let given = format!("on {} devices", page["num_devices"]);
+    let changes: Vec<_> =
+        page["answers"].as_object().unwrap().values().map(|one| one["changes"].clone()).collect();
+    let advice = [Value::from(changes).to_string(), plan["finding"].to_string()];
+    for advice in &advice {
+        assert!(!advice.contains(&given) && !advice.contains(target), "{advice}");
+    }
+}
+
 fn example(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name)
 }
@@ -61,6 +84,7 @@ fn a_run_that_is_ready_says_what_it_costs() {
     let hours = number(&page["cost"], "num_steps") * number(&page, "step_ms") / 3.6e6;
     assert!((number(&page["cost"], "device_hours") / (8.0 * hours) - 1.0).abs() < 1e-9, "{page}");
     assert!(std::fs::read_to_string(plot).unwrap().contains("Predicted time of a step"));
+    check_plan_agrees(&example("gpt-bytes.toml"), "gpu:h100:1x8", &batch, &page);
 }
 
 #[test]
@@ -82,6 +106,7 @@ fn a_step_that_waits_for_collectives_is_refused() {
     let communication = page["answers"]["communication"].to_string();
     assert!(communication.contains("--set model.batch_norm_group="), "{communication}");
     assert!(communication.contains("for the slowest device"), "{communication}");
+    check_plan_agrees(&path, "gpu:h100:4x8", &["--set", "train.epochs=100"], &page);
 }
 
 #[test]

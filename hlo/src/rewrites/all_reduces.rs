@@ -3,7 +3,9 @@
 use crate::region::inline;
 use crate::rewriter::{push, rebuild_values};
 use crate::tensor::Tracer;
-use crate::{Algorithm, AxisSet, Graph, Groups, Mesh, Node, Op, Reduction, Tensor, TensorType};
+use crate::{
+    Algorithm, AxisSet, Communication, Graph, Groups, Mesh, Node, Op, Reduction, Tensor, TensorType,
+};
 
 /// Sums of fewer elements than this are better left as one op: they cost as many messages as large
 /// ones.
@@ -64,6 +66,77 @@ pub fn write_all_reduces_by(
     })
 }
 
+/// The algorithm as which [`write_all_reduces_by`] writes an all_reduce, and its collectives;
+/// `None` if it stays. Those of a ring and of a level of a tree stand once, with their count: a
+/// program need not be written to know what it sends.
+pub fn written_all_reduce(
+    all_reduce: &Communication,
+    mesh: &Mesh,
+    choose: &dyn Fn(ReplicaSum) -> Option<Algorithm>,
+    replicas_per_host: usize,
+) -> Option<(Algorithm, Vec<Communication>)> {
+    let Communication { groups, group_size: p, summed_elements: n, bytes, count, .. } = *all_reduce;
+    if n == 0 || p == 1 {
+        return None;
+    }
+    let sum = ReplicaSum { num_elements: n as usize, bytes: bytes as usize, group_size: p };
+    let algorithm = choose(sum)?;
+    let element_bytes = bytes / n;
+    let permute = |elements: u64, num_senders: usize, times: u64| {
+        let bytes = elements * element_bytes;
+        Communication {
+            kind: "collective_permute",
+            bytes,
+            whole_bytes: bytes,
+            count: count.saturating_mul(times),
+            num_senders,
+            summed_elements: 0,
+            ..all_reduce.clone()
+        }
+    };
+    let messages = match algorithm {
+        Algorithm::Ring => vec![permute(n.div_ceil(p as u64), p, 2 * (p as u64 - 1))],
+        Algorithm::Tree => {
+            distances(p).map(|distance| permute(n, pairs_apart(p, distance).count(), 2)).collect()
+        }
+        Algorithm::Hierarchical => {
+            let size = replicas_of_host(mesh, groups.axes(), replicas_per_host)?;
+            let whole = n.next_multiple_of(size as u64) * element_bytes;
+            let shard = whole / size as u64;
+            let of = |kind, groups, group_size, bytes, whole_bytes| Communication {
+                kind,
+                groups,
+                group_size,
+                num_groups: mesh.num_replicas() / group_size,
+                bytes,
+                whole_bytes,
+                num_senders: group_size,
+                summed_elements: 0,
+                ..all_reduce.clone()
+            };
+            let inside = Groups::contiguous(groups.axes(), size);
+            let across = Groups::strided(groups.axes(), size);
+            vec![
+                of("reduce_scatter", inside, size, whole, whole),
+                of("all_reduce", across, p / size, shard, shard),
+                of("all_gather", inside, size, shard, whole),
+            ]
+        }
+    };
+    Some((algorithm, messages))
+}
+
+/// How far apart the replicas of a pair are, by the level of a binomial tree over `p`.
+fn distances(p: usize) -> impl DoubleEndedIterator<Item = usize> + Clone {
+    let depth = p.next_power_of_two().trailing_zeros();
+    (0..depth).map(|level| 1 << level)
+}
+
+/// The pairs that a level of a binomial tree over `p` joins.
+fn pairs_apart(p: usize, distance: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..p).step_by(2 * distance).map(move |i| (i, i + distance)).filter(move |(_, j)| *j < p)
+}
+
 /// The graph of an all_reduce's messages, from its operands to its results; `None` if it stays.
 fn messages(
     node: &Node,
@@ -108,7 +181,7 @@ fn messages(
 
 /// The number of neighbors in a group along `axes` that share a host; `None` if it is not the same
 /// everywhere, or 1.
-fn replicas_of_host(mesh: &Mesh, axes: AxisSet, replicas_per_host: usize) -> Option<usize> {
+pub fn replicas_of_host(mesh: &Mesh, axes: AxisSet, replicas_per_host: usize) -> Option<usize> {
     let host = |replica: &usize| replica / replicas_per_host.max(1);
     let groups = mesh.groups(axes);
     let size = groups[0].iter().take_while(|replica| host(replica) == host(&groups[0][0])).count();
@@ -161,24 +234,21 @@ fn tree(x: Tensor<'_>, axes: AxisSet) -> Tensor<'_> {
     let t = x.tracer();
     let p = t.mesh().group_size(axes);
     let own = t.replica_id(axes);
-    let distances: Vec<_> = (0..).map(|k| 1 << k).take_while(|d| *d < p).collect();
-    let pairs = |distance: usize| -> Vec<(usize, usize)> {
-        (0..p).step_by(2 * distance).map(|i| (i, i + distance)).filter(|(_, j)| *j < p).collect()
-    };
+    let pairs = |distance: usize| pairs_apart(p, distance).collect::<Vec<_>>();
     // Whether this replica is the `first` or the second of one of the pairs.
     let is_in = |distance: usize, first: bool| {
-        let pairs = pairs(distance).into_iter().map(|(i, j)| if first { i } else { j });
+        let pairs = pairs_apart(p, distance).map(|(i, j)| if first { i } else { j });
         let found = pairs.map(|i| own.equal(i as f64)).reduce(|a, b| a.or(b));
         found.unwrap_or_else(|| own.less(0.0))
     };
-    let up = distances.iter().fold(x, |sum, distance| {
-        let back: Vec<_> = pairs(*distance).into_iter().map(|(i, j)| (j, i)).collect();
+    let up = distances(p).fold(x, |sum, distance| {
+        let back: Vec<_> = pairs(distance).into_iter().map(|(i, j)| (j, i)).collect();
         let received = sum.collective_permute(&back, axes);
-        is_in(*distance, true).select(sum + received, sum)
+        is_in(distance, true).select(sum + received, sum)
     });
-    let down = distances.iter().rev().fold(up, |sum, distance| {
-        let received = sum.collective_permute(&pairs(*distance), axes);
-        is_in(*distance, false).select(received, sum)
+    let down = distances(p).rev().fold(up, |sum, distance| {
+        let received = sum.collective_permute(&pairs(distance), axes);
+        is_in(distance, false).select(received, sum)
     });
     down.replicated(axes)
 }
@@ -196,6 +266,8 @@ fn hierarchical(x: Tensor<'_>, axes: AxisSet, per_host: usize) -> Tensor<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::{Axis, DType, Literal, communication, interpret, trace};
 
@@ -294,6 +366,36 @@ mod tests {
         let found = communication(&write_all_reduces(&graph, Algorithm::Hierarchical, 4));
         let across = found.iter().find(|c| c.kind == "all_reduce").unwrap();
         assert_eq!((across.groups, across.bytes), (Groups::strided(Axis::Data, 4), n));
+    }
+
+    /// By kind, groups, bytes and senders: the number of calls.
+    fn calls(found: &[Communication]) -> BTreeMap<String, u64> {
+        let mut calls = BTreeMap::new();
+        for one in found {
+            let Communication { kind, groups, bytes, whole_bytes, num_senders, .. } = one;
+            let what = format!("{kind} {groups:?} {bytes} {whole_bytes} {num_senders}");
+            *calls.entry(what).or_default() += one.count;
+        }
+        calls
+    }
+
+    #[test]
+    fn what_is_said_to_be_written_is_written() {
+        for ((mesh, axes), n) in meshes().into_iter().flat_map(|m| [1024, 1031].map(|n| (m, n))) {
+            let direct = summed(mesh, axes, n, DType::F32);
+            for (algorithm, per_host) in
+                Algorithm::ALL.into_iter().flat_map(|a| [1, 2, 4].map(|per_host| (a, per_host)))
+            {
+                let found = communication(&write_all_reduces(&direct, algorithm, per_host));
+                let choose = |_| Some(algorithm);
+                let said = communication(&direct).into_iter().flat_map(|one| {
+                    let written = written_all_reduce(&one, &mesh, &choose, per_host);
+                    written.map_or_else(|| vec![one], |(_, messages)| messages)
+                });
+                let said: Vec<_> = said.collect();
+                assert_eq!(calls(&said), calls(&found), "{algorithm} {mesh:?} {axes} {per_host}");
+            }
+        }
     }
 
     #[test]

@@ -7,18 +7,23 @@ mod in_place;
 mod isolate;
 mod order;
 mod reductions;
+mod replica_sums;
 mod scatters;
 
 use crate::region::prepare;
 use crate::rewriter::{push, rebuild};
 use crate::{Graph, Node, Op, TensorType, ValueId};
 
-pub use all_reduces::{MIN_WRITTEN_ELEMENTS, ReplicaSum, write_all_reduces, write_all_reduces_by};
+pub use all_reduces::{
+    MIN_WRITTEN_ELEMENTS, ReplicaSum, replicas_of_host, write_all_reduces, write_all_reduces_by,
+    written_all_reduce,
+};
 pub use gathers::tie_gathers;
 pub use in_place::update_in_place;
 pub(crate) use isolate::isolate;
 pub use order::order_collectives;
 pub use reductions::stage_reductions;
+pub use replica_sums::{ReplicaSums, SumsBySize};
 pub use scatters::scatter_by_line;
 
 /// Removes the hints of [`crate::Tensor::fusion_barrier`], for backends that fuse well without

@@ -409,20 +409,34 @@ pub struct PlanArgs {
     /// network between hosts or slices: short for --set parallel.fabric=FILE
     #[arg(long, value_name = "FILE", value_parser = path(), conflicts_with = "network")]
     pub fabric: Option<PathBuf>,
-    /// A change of that network: alpha=+20us,beta=x0.5 adds to the latency of a hop and halves the
-    /// time of a byte
+    /// A change of that network and of what is sent, keys with commas between them.
+    /// alpha=+20us (or x2): latency of a hop; beta=x0.5 (or bandwidth=x2): time of a byte.
+    /// alpha:region=+60ms, beta:region, bandwidth:region: only for hops between regions, with as
+    /// many hosts or slices in each; regions=N is their number, 2 by default.
+    /// r=4: a fourth of the bytes of gradients; encode=30ms/GB: what a device takes to encode and
+    /// decode 10^9 bytes of them.
+    /// reroute=10us or 10s: a device's link dies, and the step waits so long for another way;
+    /// link_mtbf=50000h: mean time until a link dies
     #[arg(long, value_name = "CHANGE")]
     pub what_if: Option<WhatIf>,
     /// Mean time between failures of one device, for the best interval between checkpoints and what
     /// failures cost
     #[arg(long, value_name = "HOURS", value_parser = positive)]
     pub mtbf: Option<f64>,
-    /// Seconds for which a checkpoint stalls the run
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = positive, requires = "mtbf")]
-    pub save_secs: f64,
-    /// Seconds from a failure to the first new step
-    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = positive, requires = "mtbf")]
-    pub restart_secs: f64,
+    /// The directory of a run that has what a checkpoint and a restart cost: its `summary.json`
+    #[arg(long, value_name = "DIR", value_parser = path(), requires = "mtbf")]
+    pub run: Option<PathBuf>,
+    /// Seconds for which a checkpoint stalls the run; otherwise those of --run, or 10, an
+    /// assumption
+    #[arg(long, value_name = "SECONDS", value_parser = positive, requires = "mtbf")]
+    pub save_secs: Option<f64>,
+    /// Seconds from a failure to the first new step; otherwise those of --run, or 300, an
+    /// assumption
+    #[arg(long, value_name = "SECONDS", value_parser = positive, requires = "mtbf")]
+    pub restart_secs: Option<f64>,
+    /// Compare numbers of spare hosts (or slices), if a failed one is repaired in so many hours
+    #[arg(long, value_name = "HOURS", value_parser = positive, requires = "mtbf", conflicts_with = "csv")]
+    pub repair_hours: Option<f64>,
     /// Simulate backup workers on the whole target (Lockstep runs none), by default with the
     /// variation of step times that the column jitter has; slow=0.01,factor=2.0 makes one step of a
     /// device in 100 twice as long. Other keys: cv, backups, steps, seed

@@ -36,7 +36,7 @@ pub(super) fn answer(
         milliseconds((report.communication_ms - report.exposed_ms).max(0.0)),
         milliseconds(report.jitter_ms),
     )];
-    let whole = rows.rows.iter().find(|row| row.num_devices == target.num_devices());
+    let whole = rows.of(target.num_devices());
     // The two differ only in the communication that is hidden.
     details.extend(whole.map(|row| {
         format!(

@@ -62,6 +62,7 @@ pub fn run(args: &PreflightArgs) -> Result<ExitCode> {
         num_hosts: target.num_hosts(),
         global_batch: step.run.batch.global_batch(),
         step_ms: report.predicted_step_ms,
+        plan_step_ms: rows.of(num_devices).map(|row| row.step_ms),
         cost,
         answers,
     };

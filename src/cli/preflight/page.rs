@@ -23,6 +23,8 @@ pub(super) struct Preflight {
     pub num_hosts: usize,
     pub global_batch: usize,
     pub step_ms: f64,
+    /// The step of `lockstep plan`, which knows only the graph, for the whole target.
+    pub plan_step_ms: Option<f64>,
     pub cost: RunCost,
     pub answers: PreflightAnswers,
 }

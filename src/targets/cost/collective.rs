@@ -7,6 +7,9 @@
 //! tree all_reduce      2 ceil(log2 p) alpha + 2 n beta      two pipelined trees with half the bytes each
 //! hierarchical         reduce_scatter in the group, all_reduce of n/g over the network, all_gather
 //! ```
+//! With regions the network has two levels: hops within a region cost its alpha and beta, and those
+//! that cross the ones between regions.
+//!
 //! Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH"
 //! (2005); Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
 //! and scan" (2009). The ring's cost is often given without the factor 2, which is the cost of one
@@ -21,7 +24,10 @@ use super::{Fabric, Group, Wire};
 
 /// Seconds of an all_reduce of `bytes` per device with an algorithm.
 pub fn all_reduce_by(algorithm: Algorithm, fabric: &Fabric, bytes: f64) -> f64 {
-    let Fabric { group, num_groups, network } = fabric;
+    let Fabric { group, num_groups, network, .. } = fabric;
+    let (in_region, num_regions) = fabric.groups_by_region();
+    let between = fabric.regions.map_or(*network, |regions| regions.wire);
+    let slowest_network = fabric.slowest_network().bytes_per_sec * group.size() as f64;
     let devices = fabric.num_devices();
     if devices <= 1 {
         return 0.0;
@@ -32,9 +38,12 @@ pub fn all_reduce_by(algorithm: Algorithm, fabric: &Fabric, bytes: f64) -> f64 {
         Algorithm::Ring => {
             // The slowest link of the ring decides; the rings of a group share its links to the
             // network.
-            let slowest = bandwidth(group).min(network.bytes_per_sec * group.size() as f64);
+            let slowest = bandwidth(group).min(slowest_network);
             let p = devices as f64;
-            let hops = *num_groups as f64 * network.latency_secs
+            // One hop leaves each region.
+            let crossing = if num_regions > 1 { num_regions as f64 } else { 0.0 };
+            let hops = crossing * between.latency_secs
+                + (*num_groups as f64 - crossing) * network.latency_secs
                 + (p - *num_groups as f64) * latency(group);
             2.0 * (hops + (p - 1.0) / p * bytes / slowest)
         }
@@ -50,9 +59,11 @@ pub fn all_reduce_by(algorithm: Algorithm, fabric: &Fabric, bytes: f64) -> f64 {
             };
             let slowest = match num_groups {
                 1 => in_group,
-                _ => in_group.min(network.bytes_per_sec * group.size() as f64),
+                _ => in_group.min(slowest_network),
             };
-            2.0 * (depth(*num_groups) * network.latency_secs + depth_in_group + bytes / slowest)
+            let depth_of_network =
+                depth(in_region) * network.latency_secs + depth(num_regions) * between.latency_secs;
+            2.0 * (depth_of_network + depth_in_group + bytes / slowest)
         }
     }
 }
@@ -78,7 +89,12 @@ pub fn all_reduce(fabric: &Fabric, bytes: f64) -> (f64, Algorithm) {
 /// Seconds of a reduce_scatter of `bytes` per device.
 pub fn reduce_scatter(fabric: &Fabric, bytes: f64) -> f64 {
     let group = fabric.group.size() as f64;
-    in_group(&fabric.group, bytes) + ring_pass(fabric.num_groups, bytes / group, fabric.network)
+    let (in_region, num_regions) = fabric.groups_by_region();
+    let between = fabric.regions.map_or(fabric.network, |regions| regions.wire);
+    // First in the group, then in the region, then between regions: each sends what is left.
+    in_group(&fabric.group, bytes)
+        + ring_pass(in_region, bytes / group, fabric.network)
+        + ring_pass(num_regions, bytes / (group * in_region as f64), between)
 }
 
 /// Seconds of an all_gather with a result of `bytes` per device; a reduce_scatter takes as long.
@@ -99,7 +115,10 @@ pub fn seconds(fabric: &Fabric, kind: &str, whole_bytes: f64) -> f64 {
         "all_gather" => all_gather(fabric, whole_bytes),
         "collective_permute" => {
             let (latency_secs, bytes_per_sec) = match (&fabric.group, fabric.num_groups) {
-                (_, 2..) => (fabric.network.latency_secs, fabric.network.bytes_per_sec),
+                (_, 2..) => {
+                    let slowest = fabric.slowest_network();
+                    (slowest.latency_secs, slowest.bytes_per_sec)
+                }
                 (Group::Switch { wire: link, .. } | Group::Torus { link, .. }, _) => {
                     (link.latency_secs, link.bytes_per_sec)
                 }
@@ -173,13 +192,19 @@ fn latency(group: &Group) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::RegionLinks;
     use super::*;
 
     const WIRE: Wire = Wire { latency_secs: 1e-6, bytes_per_sec: 100e9 };
     const NETWORK: Wire = Wire { latency_secs: 10e-6, bytes_per_sec: 10e9 };
 
     fn cluster(size: usize, num_groups: usize) -> Fabric {
-        Fabric { group: Group::Switch { size, wire: WIRE }, num_groups, network: NETWORK }
+        Fabric {
+            group: Group::Switch { size, wire: WIRE },
+            num_groups,
+            network: NETWORK,
+            regions: None,
+        }
     }
 
     #[test]
@@ -200,6 +225,30 @@ mod tests {
         let network = 3.0 * 10e-6 + 3.0 / 4.0 * (n / 8.0) / 10e9;
         let expected = 2.0 * (group + network);
         assert!((all_reduce_by(Algorithm::Hierarchical, &fabric, n) - expected).abs() < 1e-12);
+    }
+
+    /// 60 ms between two regions: each algorithm pays for the hops that cross, which are 4 of a
+    /// ring's 62 over all hosts and devices, and 2 of a tree and of a hierarchy.
+    #[test]
+    fn only_hops_between_regions_pay_for_what_is_between_them() {
+        let near = cluster(8, 4);
+        let far = |latency_secs: f64| {
+            let wire = Wire { latency_secs, ..NETWORK };
+            Fabric { regions: Some(RegionLinks { num_regions: 2, wire }), ..near.clone() }
+        };
+        for (algorithm, num_hops) in
+            [(Algorithm::Ring, 4.0), (Algorithm::Tree, 2.0), (Algorithm::Hierarchical, 2.0)]
+        {
+            let secs = |latency_secs| all_reduce_by(algorithm, &far(latency_secs), 1e6);
+            let more = secs(60e-3 + NETWORK.latency_secs) - secs(NETWORK.latency_secs);
+            assert!((more - num_hops * 60e-3).abs() < 1e-9, "{algorithm}: {more}");
+            // Alike links in both make no difference to rings and trees.
+            let (same, now) = (secs(NETWORK.latency_secs), all_reduce_by(algorithm, &near, 1e6));
+            let is_same = algorithm == Algorithm::Hierarchical || (same - now).abs() < 1e-12;
+            assert!(is_same && same <= now + 1e-12, "{algorithm}: {same} {now}");
+        }
+        let permute = seconds(&far(60e-3), "collective_permute", 0.0);
+        assert_eq!(permute, 60e-3);
     }
 
     #[test]

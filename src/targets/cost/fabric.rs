@@ -20,6 +20,17 @@ pub struct Fabric {
     pub num_groups: usize,
     /// The links between the groups, per device.
     pub network: Wire,
+    /// Other links between some of the groups, if they are in several regions.
+    pub regions: Option<RegionLinks>,
+}
+
+/// Regions with as many groups each, and what connects them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RegionLinks {
+    /// Number of regions, at least 2.
+    pub num_regions: usize,
+    /// The links between regions, per device.
+    pub wire: Wire,
 }
 
 /// How the devices of one group are connected.
@@ -74,7 +85,7 @@ impl Fabric {
     /// A single group without a network.
     pub fn single(group: Group) -> Self {
         let network = Wire { latency_secs: 0.0, bytes_per_sec: f64::INFINITY };
-        Self { group, num_groups: 1, network }
+        Self { group, num_groups: 1, network, regions: None }
     }
 
     /// The interconnect of all devices of a target.
@@ -97,6 +108,7 @@ impl Fabric {
                     },
                     num_groups: *num_slices,
                     network: wire(NETWORK_LATENCY_SECS, share(tpu.network_bytes_per_sec)),
+                    regions: None,
                 }
             }
             (Family::Gpu(gpu), Arrangement::Hosts { num_hosts, gpus_per_host }) => Self {
@@ -106,6 +118,7 @@ impl Fabric {
                 },
                 num_groups: *num_hosts,
                 network: wire(NETWORK_LATENCY_SECS, gpu.network_bytes_per_sec),
+                regions: None,
             },
             // No target combines one family's chips with the other's arrangement.
             _ => Self::lone(chip),
@@ -120,5 +133,20 @@ impl Fabric {
     /// Devices.
     pub fn num_devices(&self) -> usize {
         self.group.size() * self.num_groups
+    }
+
+    /// Groups in each region, rounded up, and the regions.
+    pub(super) fn groups_by_region(&self) -> (usize, usize) {
+        let num_regions = self.regions.map_or(1, |regions| regions.num_regions);
+        (self.num_groups.div_ceil(num_regions), num_regions)
+    }
+
+    /// The slowest link between groups.
+    pub(super) fn slowest_network(&self) -> Wire {
+        let slower = |regions: RegionLinks| Wire {
+            latency_secs: regions.wire.latency_secs.max(self.network.latency_secs),
+            bytes_per_sec: regions.wire.bytes_per_sec.min(self.network.bytes_per_sec),
+        };
+        self.regions.map_or(self.network, slower)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hlo::Mesh;
 
-use super::fabric::{Fabric, Group, Wire};
+use super::fabric::{Fabric, Group, RegionLinks, Wire};
 use crate::cluster::{device_order, fsdp_line};
 use crate::pjrt::{DeviceDescription, Value};
 use crate::targets::{Arrangement, Family, Target};
@@ -75,7 +75,8 @@ impl DeviceLayout {
             islands.entry(place.island).or_default().push(place);
         }
         let num_groups = islands.len().max(1);
-        let largest = islands.into_values().max_by_key(Vec::len).unwrap_or_default();
+        let largest = islands.values().max_by_key(|places| places.len()).cloned();
+        let largest = largest.unwrap_or_default();
         let group = match &self.whole.group {
             Group::Switch { wire, .. } => Group::Switch { size: largest.len().max(1), wire: *wire },
             Group::Torus { die, ring_from, link, .. } => {
@@ -99,7 +100,14 @@ impl DeviceLayout {
                 }
             }
         };
-        Fabric { group, num_groups, network: self.whole.network }
+        let regions = self.whole.regions.and_then(|all| {
+            let num_islands = self.places.last().map_or(1, |place| place.island + 1);
+            let region = |island: &usize| island * all.num_regions / num_islands;
+            let found: BTreeSet<usize> = islands.keys().map(region).collect();
+            (found.len() > 1).then_some(RegionLinks { num_regions: found.len(), ..all })
+        });
+        let network = self.whole.network;
+        Fabric { group, num_groups, network, regions }
     }
 
     /// The network between hosts or slices, as one device uses it.
@@ -110,6 +118,12 @@ impl DeviceLayout {
     /// The same replicas with another network between hosts or slices.
     pub fn with_network(mut self, network: Wire) -> Self {
         self.whole.network = network;
+        self
+    }
+
+    /// The same replicas with hosts or slices in several regions, as many in each.
+    pub fn with_regions(mut self, regions: Option<RegionLinks>) -> Self {
+        self.whole.regions = regions;
         self
     }
 
@@ -223,6 +237,17 @@ mod tests {
         }
         let (across, link) = sides(&lines.fabric(&[1, 5]));
         assert_eq!((across, link), (vec![2], sides(&lines.first(8)).1));
+    }
+
+    #[test]
+    fn only_groups_on_both_sides_cross_regions() {
+        let wire = Wire { latency_secs: 60e-3, bytes_per_sec: 1e9 };
+        let regions = Some(RegionLinks { num_regions: 2, wire });
+        let layout = layout("gpu:h100:4x8").with_regions(regions);
+        assert_eq!(layout.first(16).regions, None);
+        assert_eq!(layout.first(32).regions, regions);
+        assert_eq!(layout.fabric(&[8, 16]).regions, regions);
+        assert_eq!(layout.fabric(&[16, 24]).regions, None);
     }
 
     #[test]

@@ -33,7 +33,7 @@ mod timeline;
 mod what_if;
 
 pub use collective::{all_gather, all_reduce, all_reduce_by, reduce_scatter, seconds};
-pub use fabric::{Fabric, Group, Wire};
+pub use fabric::{Fabric, Group, RegionLinks, Wire};
 pub use failures::Failures;
 pub use in_process::InProcess;
 pub use jitter::{STEP_VARIATION, expected_maximum, num_varying, waiting_secs};
@@ -44,5 +44,5 @@ pub use network::{NamedNetwork, NetworkError};
 pub use roofline::Work;
 pub use stragglers::{BackupStep, Stragglers, StragglersError};
 pub(super) use timeline::first_group;
-pub use timeline::{StepTime, Timeline};
+pub use timeline::{AllReduced, StepTime, Timeline};
 pub use what_if::{WhatIf, WhatIfError};

@@ -4,9 +4,10 @@
 
 use std::collections::HashMap;
 
-use hlo::{Axis, Graph, Groups, Mesh, Transfer, transfers};
+use hlo::rewrites::{self, ReplicaSums, written_all_reduce};
+use hlo::{Algorithm, Axis, AxisSet, Communication, Graph, Groups, Mesh, Transfer, transfers};
 
-use super::{DeviceLayout, Fabric, Work, seconds};
+use super::{DeviceLayout, Fabric, WhatIf, Work, seconds};
 use crate::targets::{Chip, flags};
 
 /// When the collectives of a step can run.
@@ -14,6 +15,9 @@ use crate::targets::{Chip, flags};
 pub struct Timeline {
     mesh: Mesh,
     transfers: Vec<Transfer>,
+    /// How sums over whole groups are written.
+    sums: ReplicaSums,
+    replicas_per_host: usize,
 }
 
 /// Predicted time of a step, in seconds.
@@ -35,9 +39,21 @@ impl StepTime {
 }
 
 impl Timeline {
-    /// The timeline of a step's graph before its all_reduces are bucketed.
+    /// The timeline of a step's graph. What the graph has as one all_reduce stays one; others wait
+    /// for each other as the compiler combines them.
     pub fn of(graph: &Graph) -> Self {
-        Self { mesh: *graph.mesh(), transfers: transfers(graph) }
+        Self::new(*graph.mesh(), transfers(graph))
+    }
+
+    fn new(mesh: Mesh, transfers: Vec<Transfer>) -> Self {
+        Self { mesh, transfers, sums: ReplicaSums::Direct, replicas_per_host: 1 }
+    }
+
+    /// The same with all_reduces as the messages of algorithms, as
+    /// [`hlo::rewrites::write_all_reduces_by`] writes them.
+    #[must_use]
+    pub fn written_as(self, sums: ReplicaSums, replicas_per_host: usize) -> Self {
+        Self { sums, replicas_per_host, ..self }
     }
 
     /// A timeline for a model that is known by its size only: gradients become final evenly over
@@ -48,7 +64,7 @@ impl Timeline {
             let ready = 1.0 / 3.0 + 2.0 / 3.0 * (at + 1) as f64 / PARTS as f64;
             reduced((gradient_bytes / PARTS as f64) as u64, ready)
         };
-        Self { mesh: Mesh::SINGLE, transfers: (0..PARTS).map(part).collect() }
+        Self::new(Mesh::SINGLE, (0..PARTS).map(part).collect())
     }
 
     /// The mesh of the step.
@@ -57,7 +73,7 @@ impl Timeline {
     }
 
     /// Bytes of gradients that a device reduces, over all microbatches: the operands of every
-    /// all_reduce and reduce_scatter that is not of activations.
+    /// all_reduce, reduce_scatter and all_to_all that is not of activations.
     pub fn gradient_bytes(&self) -> u64 {
         self.reductions().map(|transfer| transfer.whole_bytes).sum()
     }
@@ -70,45 +86,138 @@ impl Timeline {
 
     /// Bytes of all parameters that a device gathers.
     pub fn gathered_bytes(&self) -> u64 {
-        let is_gather = |t: &&Transfer| t.kind == "all_gather" && !is_of_layer(t);
+        // Parameters are gathered over `fsdp` only; sums that were sent in a narrow dtype, over
+        // all that they were taken over.
+        let is_gather = |t: &&Transfer| t.kind == "all_gather" && !is_of_layer(t) && !is_of_sums(t);
         let gathers = self.transfers.iter().filter(is_gather);
         gathers.map(|transfer| transfer.whole_bytes).sum()
     }
 
     fn reductions(&self) -> impl Iterator<Item = &Transfer> + Clone {
-        self.transfers.iter().filter(|transfer| {
-            ["all_reduce", "reduce_scatter"].contains(&transfer.kind)
-                && !is_of_activations(transfer)
-                && !is_of_layer(transfer)
-        })
+        self.transfers.iter().filter(|transfer| is_of_gradients(transfer))
     }
 
-    /// The groups of the all_reduce with the most bytes, and the bytes of all all_reduces over
-    /// these groups. All_reduces among one replica move nothing and are omitted.
-    pub fn all_reduced(&self) -> Option<(Groups, u64)> {
+    /// The sum over all replicas of a group with the most bytes, and the bytes of all sums over
+    /// these groups by the same kind of collective. Sums among one replica move nothing and are
+    /// omitted.
+    pub fn all_reduced(&self) -> Option<AllReduced> {
         let moves = |groups: Groups| groups.size(&self.mesh) != Ok(1);
-        let all = self.reductions().filter(|t| t.kind == "all_reduce" && moves(t.groups));
-        let groups = all.clone().max_by_key(|transfer| transfer.whole_bytes)?.groups;
-        let same = all.filter(|transfer| transfer.groups == groups);
-        Some((groups, same.map(|transfer| transfer.whole_bytes).sum()))
+        let all = self.reductions().filter(|t| t.kind != "reduce_scatter" && moves(t.groups));
+        let largest = all.clone().max_by_key(|transfer| transfer.whole_bytes)?;
+        let (groups, kind) = (largest.groups, largest.kind);
+        let same = all.filter(|transfer| transfer.groups == groups && transfer.kind == kind);
+        let bytes = same.map(|transfer| transfer.whole_bytes).sum();
+        let written = self.messages(largest).map(|(algorithm, _)| algorithm);
+        Some(AllReduced { groups, kind, bytes, written })
     }
 
     /// Predicted time of the step on a chip, with each collective on the links of its own group.
     pub fn step(&self, work: &Work, chip: &Chip, layout: &DeviceLayout) -> StepTime {
-        self.on(chip, layout, work.seconds(chip))
+        self.on(chip, layout, work.seconds(chip), None)
     }
 
-    fn on(&self, chip: &Chip, layout: &DeviceLayout, compute_secs: f64) -> StepTime {
-        let mut fabrics: HashMap<Groups, Fabric> = HashMap::new();
+    /// The same with gradients that are compressed, as a changed network says.
+    pub fn step_if(
+        &self,
+        work: &Work,
+        chip: &Chip,
+        layout: &DeviceLayout,
+        what_if: Option<&WhatIf>,
+    ) -> StepTime {
+        self.on(chip, layout, work.seconds(chip), what_if)
+    }
+
+    fn on(
+        &self,
+        chip: &Chip,
+        layout: &DeviceLayout,
+        compute_secs: f64,
+        what_if: Option<&WhatIf>,
+    ) -> StepTime {
+        let mut links: HashMap<(Groups, Option<Algorithm>), Vec<Fabric>> = HashMap::new();
         for transfer in &self.transfers {
-            let fabric = || layout.fabric(&first_group(&self.mesh, transfer.groups));
-            fabrics.entry(transfer.groups).or_insert_with(fabric);
+            let written = self.messages(transfer).map(|(algorithm, _)| algorithm);
+            let of_group = || self.links(layout, transfer.groups, written);
+            links.entry((transfer.groups, written)).or_insert_with(of_group);
         }
+        let compression = what_if.map_or(1.0, WhatIf::compression);
         let secs = |transfer: &Transfer, bytes: f64| {
-            fabrics.get(&transfer.groups).map_or(0.0, |f| seconds(f, transfer.kind, bytes))
+            let (written, messages) = self.messages(transfer).unzip();
+            let Some(links) = links.get(&(transfer.groups, written)) else { return 0.0 };
+            let sent = if is_of_gradients(transfer) || is_of_sums(transfer) {
+                bytes / compression
+            } else {
+                bytes
+            };
+            let Some(messages) = messages else {
+                return seconds(&links[0], transfer.kind, sent);
+            };
+            let part = sent / transfer.whole_bytes.max(1) as f64;
+            let of = |(one, fabric): (&Communication, &Fabric)| {
+                one.count as f64 * seconds(fabric, one.kind, part * one.whole_bytes as f64)
+            };
+            messages.iter().zip(links).map(of).sum()
         };
-        let bucket_bytes = |kind: &str| flags::bucket_bytes(chip, kind) as f64;
-        self.simulate(compute_secs, bucket_bytes, secs)
+        let bucket_bytes = |transfer: &Transfer| match self.messages(transfer) {
+            // No compiler combines permutes that depend on each other.
+            Some((Algorithm::Ring | Algorithm::Tree, _)) => 0.0,
+            Some((Algorithm::Hierarchical, _)) => {
+                flags::bucket_bytes(chip, "reduce_scatter") as f64
+            }
+            None => flags::bucket_bytes(chip, transfer.kind) as f64,
+        };
+        let encode_secs =
+            what_if.map_or(0.0, |what_if| what_if.encode_secs(self.gradient_bytes() as f64));
+        self.simulate(compute_secs + encode_secs, bucket_bytes, secs)
+    }
+
+    /// What a sum is written as, if it is.
+    fn messages(&self, transfer: &Transfer) -> Option<(Algorithm, Vec<Communication>)> {
+        if self.sums == ReplicaSums::Direct {
+            return None;
+        }
+        let Transfer { kind, groups, whole_bytes, summed_elements, .. } = *transfer;
+        let group_size = groups.size(&self.mesh).ok()?;
+        let all_reduce = Communication {
+            kind,
+            groups,
+            group_size,
+            num_groups: self.mesh.num_replicas() / group_size,
+            bytes: whole_bytes,
+            whole_bytes,
+            count: 1,
+            is_backward: true,
+            num_senders: group_size,
+            summed_elements,
+        };
+        let choose = |sum| self.sums.algorithm(sum);
+        written_all_reduce(&all_reduce, &self.mesh, &choose, self.replicas_per_host)
+    }
+
+    /// The links of a group, or those that each of the messages of a written sum over it takes.
+    fn links(
+        &self,
+        layout: &DeviceLayout,
+        groups: Groups,
+        written: Option<Algorithm>,
+    ) -> Vec<Fabric> {
+        let group = first_group(&self.mesh, groups);
+        let size = || rewrites::replicas_of_host(&self.mesh, groups.axes(), self.replicas_per_host);
+        match written {
+            None | Some(Algorithm::Ring) => vec![layout.fabric(&group)],
+            // A subtree of each level.
+            Some(Algorithm::Tree) => {
+                let sizes = std::iter::successors(Some(2), |size| Some(2 * size));
+                let sizes = sizes.take_while(|size| *size < 2 * group.len());
+                sizes.map(|size| layout.fabric(&group[..size.min(group.len())])).collect()
+            }
+            Some(Algorithm::Hierarchical) => size().map_or(vec![], |size| {
+                let of = |part: Groups| layout.fabric(&first_group(&self.mesh, part));
+                let inside = of(Groups::contiguous(groups.axes(), size));
+                let across = of(Groups::strided(groups.axes(), size));
+                vec![inside.clone(), across, inside]
+            }),
+        }
     }
 
     /// Predicted seconds of what replicas along `tensor` exchange in the layers of a step, if they
@@ -116,8 +225,8 @@ impl Timeline {
     pub fn distant_layers(&self, chip: &Chip, layout: &DeviceLayout) -> Option<(f64, usize)> {
         let fabric = layout.fabric(&first_group(&self.mesh, Axis::Tensor.into()));
         let transfers = self.transfers.iter().filter(|transfer| is_of_layer(transfer));
-        let of_layers = Self { mesh: self.mesh, transfers: transfers.copied().collect() };
-        let secs = of_layers.on(chip, layout, 0.0).communication_secs;
+        let of_layers = Self { transfers: transfers.copied().collect(), ..*self };
+        let secs = of_layers.on(chip, layout, 0.0, None).communication_secs;
         (fabric.num_groups > 1).then_some((secs, fabric.num_groups))
     }
 
@@ -125,14 +234,14 @@ impl Timeline {
     /// at least `bucket_bytes` wait for their last gradient and for the previous bucket.
     pub fn overlapped(&self, compute_secs: f64, fabric: &Fabric, bucket_bytes: f64) -> StepTime {
         let secs = |transfer: &Transfer, bytes: f64| seconds(fabric, transfer.kind, bytes);
-        self.simulate(compute_secs, |_| bucket_bytes, secs)
+        self.simulate(compute_secs, |_: &Transfer| bucket_bytes, secs)
     }
 
     /// Runs the collectives one after the other, as buckets of the same kind over the same groups.
     fn simulate(
         &self,
         compute_secs: f64,
-        bucket_bytes: impl Fn(&str) -> f64,
+        bucket_bytes: impl Fn(&Transfer) -> f64,
         secs: impl Fn(&Transfer, f64) -> f64,
     ) -> StepTime {
         let mut order = self.transfers.clone();
@@ -158,7 +267,8 @@ impl Timeline {
                 continue;
             }
             let is_same = |bucket: &Bucket| {
-                (bucket.last.kind, bucket.last.groups) == (transfer.kind, transfer.groups)
+                let of = |t: &Transfer| (t.kind, t.groups, self.messages(t).is_some());
+                of(&bucket.last) == of(&transfer)
             };
             let at = buckets.iter().position(is_same).unwrap_or_else(|| {
                 buckets.push(Bucket { last: transfer, bytes: 0.0 });
@@ -168,7 +278,7 @@ impl Timeline {
             let needed = bucket.last.needed.min(transfer.needed);
             bucket.last = Transfer { needed, ..transfer };
             bucket.bytes += transfer.whole_bytes as f64;
-            if bucket.bytes >= bucket_bytes(transfer.kind) {
+            if bucket.bytes >= bucket_bytes(&transfer) {
                 queue.run(&buckets.remove(at));
             }
         }
@@ -212,6 +322,34 @@ fn is_of_layer(transfer: &Transfer) -> bool {
     transfer.groups.axes() == Axis::Tensor.into()
 }
 
+/// `true` for the sums of gradients: with a narrow dtype an all_to_all, whose parts each replica
+/// adds.
+fn is_of_gradients(transfer: &Transfer) -> bool {
+    match transfer.kind {
+        "all_reduce" | "reduce_scatter" => !is_of_activations(transfer) && !is_of_layer(transfer),
+        "all_to_all" => transfer.groups.axes().minus(Mesh::BATCH_AXES) == AxisSet::EMPTY,
+        _ => false,
+    }
+}
+
+/// `true` for an all_gather of sums of gradients.
+fn is_of_sums(transfer: &Transfer) -> bool {
+    transfer.kind == "all_gather" && transfer.groups.axes().contains(Axis::Data)
+}
+
+/// A step's largest sum over all replicas of a group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AllReduced {
+    /// The groups.
+    pub groups: Groups,
+    /// `all_reduce`, or `all_to_all` where another dtype is sent than added.
+    pub kind: &'static str,
+    /// Bytes of all such sums in a step.
+    pub bytes: u64,
+    /// The algorithm that stands in the program.
+    pub written: Option<Algorithm>,
+}
+
 /// Collectives that run as one.
 struct Bucket {
     /// The last one to be ready. It is needed when the first of them is needed.
@@ -247,8 +385,15 @@ pub(crate) fn first_group(mesh: &Mesh, groups: Groups) -> Vec<usize> {
 
 /// An all_reduce over `data`; the step needs its result at the end.
 fn reduced(whole_bytes: u64, ready: f64) -> Transfer {
-    let groups = Axis::Data.into();
-    Transfer { kind: "all_reduce", groups, whole_bytes, ready, needed: 1.0, depth: 0 }
+    Transfer {
+        kind: "all_reduce",
+        groups: Axis::Data.into(),
+        whole_bytes,
+        summed_elements: whole_bytes / 4,
+        ready,
+        needed: 1.0,
+        depth: 0,
+    }
 }
 
 /// The clock of the compute, which stops where it waits for a collective.
@@ -282,7 +427,7 @@ mod tests {
     use crate::targets::cost::{Group, Wire};
 
     fn timeline(transfers: &[Transfer]) -> Timeline {
-        Timeline { mesh: Mesh::data(2), transfers: transfers.to_vec() }
+        Timeline::new(Mesh::data(2), transfers.to_vec())
     }
 
     #[test]
@@ -328,8 +473,8 @@ mod tests {
         let fabric = Fabric::single(Group::Switch { size: 2, wire });
         // Half of it is sent: 0.1 s.
         let gather = |ready: f64, needed: f64| {
-            let (kind, groups) = ("all_gather", Axis::Data.into());
-            Transfer { kind, groups, whole_bytes: 200_000_000, ready, needed, depth: 0 }
+            let (kind, summed_elements) = ("all_gather", 0);
+            Transfer { kind, summed_elements, needed, ..reduced(200_000_000, ready) }
         };
         let exposed =
             |transfers: &[Transfer]| timeline(transfers).overlapped(1.0, &fabric, 1.0).exposed_secs;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use hlo::Algorithm;
-use hlo::rewrites::{MIN_WRITTEN_ELEMENTS, ReplicaSum};
+use super::{MIN_WRITTEN_ELEMENTS, ReplicaSum};
+use crate::Algorithm;
 
 /// Most sizes from which another algorithm is taken.
 const MAX_CHANGES: usize = 8;
@@ -59,7 +59,7 @@ impl ReplicaSums {
     }
 
     /// `true` if some may be hierarchical.
-    pub(super) fn is_hierarchical(&self) -> bool {
+    pub fn is_hierarchical(&self) -> bool {
         let is_it = |algorithm| algorithm == Some(Algorithm::Hierarchical);
         match self {
             Self::Direct => false,
