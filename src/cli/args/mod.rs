@@ -117,7 +117,7 @@ pub enum Command {
     /// Compile the step for a TPU slice or GPU cluster that need not be attached
     Compile(CompileArgs),
     /// Predict step time and efficiency from one device to the whole target, without compiling
-    Plan(PlanArgs),
+    Plan(Box<PlanArgs>),
     /// Answer before a run: does it fit, does communication hide, is the recipe sound, does the
     /// input keep up, what does it cost?
     Preflight(PreflightArgs),
