@@ -227,7 +227,8 @@ mod tests {
         let sent: WhatIf = "r=4,encode=30ms/GB,reroute=10us,link_mtbf=100h".parse().unwrap();
         assert_eq!((sent.compression(), sent.regions(wire)), (4.0, None));
         assert!((sent.encode_secs(2e9) - 0.06).abs() < 1e-12);
-        assert_eq!((sent.reroute_secs(), sent.link_mtbf_secs()), (Some(1e-5), Some(3.6e5)));
+        assert!((sent.reroute_secs().unwrap() - 1e-5).abs() < 1e-15);
+        assert_eq!(sent.link_mtbf_secs(), Some(3.6e5));
         for text in [
             "",
             "alpha:city=+1s",
