@@ -15,7 +15,7 @@ use super::place::{self, Fault, OwnPlace, Weight};
 use crate::checkpoint;
 use crate::cluster::environment::Environment;
 use crate::cluster::{Cause, Member, MemberOptions, TlsFiles};
-use crate::config::{Backend, Config};
+use crate::config::{Backend, Config, LinkSecurity};
 use crate::launch::variable;
 use crate::observe::{Status, say};
 use crate::pjrt::{self, Process};
@@ -56,6 +56,7 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         job: env::var(variable::JOB).unwrap_or_else(|_| "lockstep".to_owned()),
         secret,
         tls,
+        has_plain_links: cluster.links == LinkSecurity::Plain,
         generation: variable_as(variable::GENERATION)?,
         process,
         program: program(config)?,

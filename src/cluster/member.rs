@@ -43,6 +43,8 @@ pub struct MemberOptions {
     pub secret: Secret,
     /// Certificates of the coordinator.
     pub tls: Tls,
+    /// Host collectives go over connections that are not encrypted.
+    pub has_plain_links: bool,
     /// The attempt at the job that this process was started for; `None` for the one that is
     /// forming.
     pub generation: Option<u64>,
@@ -213,6 +215,7 @@ impl Member {
             process_index: self.process.index,
             addresses: addresses.collect::<Result<_, _>>()?,
             secret: self.options.secret.clone(),
+            is_plain: self.options.has_plain_links,
             deadline: self.options.deadline,
             report: Arc::new(self.options.say),
         };

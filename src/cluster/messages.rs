@@ -1,72 +1,20 @@
 //! Messages between workers, supervisors and the coordinator: protocol buffers, written by hand so
 //! that nothing needs `protoc`.
 //!
-//! A connection begins with [`Challenge`] and [`Hello`]. Everything after that is a [`CallBody`] in
-//! a [`Sealed`] envelope, answered by a [`ReplyBody`] in another one. The paths of the three gRPC
-//! methods are in [`method`].
+//! A [`CallBody`] is answered by a [`ReplyBody`]. The connection is one of those who have the token
+//! of the job: see [`token_tls`](super::token_tls).
 
 use std::time::Duration;
 
 use prost::{Message, Oneof};
 
-/// Paths of the gRPC methods.
-pub(super) mod method {
-    pub const CHALLENGE: &str = "/lockstep.Coordinator/Challenge";
-    pub const HELLO: &str = "/lockstep.Coordinator/Hello";
-    pub const CALL: &str = "/lockstep.Coordinator/Call";
-}
+/// The path of the gRPC method.
+pub(super) const CALL: &str = "/lockstep.Coordinator/Call";
 
 /// The largest request that the coordinator reads. A value of the key-value store must fit.
 pub(super) const MAX_REQUEST_BYTES: usize = 4 << 20;
 /// The largest response that a session reads: a gather holds the values of all processes.
 pub(super) const MAX_RESPONSE_BYTES: usize = 64 << 20;
-
-/// Asks for a nonce.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct AskChallenge {}
-
-/// A nonce for one [`Hello`].
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Challenge {
-    #[prost(bytes = "vec", tag = "1")]
-    pub nonce: Vec<u8>,
-}
-
-/// Proves that the caller has the secret of the job, and opens a session.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Hello {
-    #[prost(bytes = "vec", tag = "1")]
-    pub nonce: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    pub client_nonce: Vec<u8>,
-    #[prost(string, tag = "3")]
-    pub job: String,
-    #[prost(bytes = "vec", tag = "4")]
-    pub proof: Vec<u8>,
-}
-
-/// Proves that the coordinator has the secret too.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Welcome {
-    #[prost(fixed64, tag = "1")]
-    pub session: u64,
-    #[prost(bytes = "vec", tag = "2")]
-    pub proof: Vec<u8>,
-}
-
-/// A request or response with the proof that its sender has the session's key. A response has the
-/// counter of its request.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct Sealed {
-    #[prost(fixed64, tag = "1")]
-    pub session: u64,
-    #[prost(fixed64, tag = "2")]
-    pub counter: u64,
-    #[prost(bytes = "vec", tag = "3")]
-    pub body: Vec<u8>,
-    #[prost(bytes = "vec", tag = "4")]
-    pub proof: Vec<u8>,
-}
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct CallBody {
@@ -603,6 +551,21 @@ pub(super) struct JobEnd {
     pub text: String,
     #[prost(uint32, tag = "3")]
     pub signal: u32,
+}
+
+/// The first message of a process on a connection of host collectives, by which it sends.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LinkHello {
+    #[prost(uint64, tag = "1")]
+    pub generation: u64,
+    /// The process that sends.
+    #[prost(uint32, tag = "2")]
+    pub from: u32,
+    #[prost(uint32, tag = "3")]
+    pub to: u32,
+    /// What follows is not encrypted.
+    #[prost(bool, tag = "4")]
+    pub is_plain: bool,
 }
 
 pub(super) fn micros(duration: Duration) -> u64 {

@@ -25,10 +25,10 @@ mod messages;
 mod overseer;
 mod own_host;
 mod report;
-mod seal;
 mod secret;
 mod session;
 mod tls;
+mod token_tls;
 mod watchdog;
 mod wish;
 

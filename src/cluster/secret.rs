@@ -1,13 +1,10 @@
-//! The secret that the processes of a job share. It never goes over a connection: a process proves
-//! that it has it.
+//! The secret that the processes of a job share. It never goes over a connection: keys follow from
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::{env, fmt, fs, io};
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
-
-/// Bytes of a random secret and of a proof.
+/// Bytes of a random secret.
 const NUM_BYTES: usize = 32;
 /// A shorter secret could be guessed.
 const MIN_BYTES: usize = 16;
@@ -108,25 +105,9 @@ impl Secret {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// A proof that its maker has the secret, and said `parts`: HMAC-SHA256 over them, each after
-    /// its length.
-    pub fn proof(&self, parts: &[&[u8]]) -> [u8; NUM_BYTES] {
-        self.mac(parts).map_or([0; NUM_BYTES], |mac| mac.finalize().into_bytes().into())
-    }
-
-    /// `true` if `proof` is the proof for `parts`. Takes the same time whichever byte differs.
-    pub fn verify(&self, parts: &[&[u8]], proof: &[u8]) -> bool {
-        self.mac(parts).is_some_and(|mac| mac.verify_slice(proof).is_ok())
-    }
-
-    /// `None` never occurs: keys of all lengths are valid.
-    fn mac(&self, parts: &[&[u8]]) -> Option<Hmac<Sha256>> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).ok()?;
-        for part in parts {
-            mac.update(&(part.len() as u64).to_le_bytes());
-            mac.update(part);
-        }
-        Some(mac)
+    /// Its bytes, from which keys follow.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -149,26 +130,6 @@ impl fmt::Debug for Secret {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_proof_is_hmac_sha256_over_parts_after_their_lengths() {
-        // Python: hmac.new(bytes(range(16)), (3).to_bytes(8, "little") + b"job" + bytes(8),
-        // "sha256")
-        let secret = Secret::new((0..16).collect());
-        let proof = secret.proof(&[b"job", b""]);
-        let hex: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, "80d6586840d1213a3493a3961fab64588bb8129839bb6d7075c8ef83fdfd311f");
-        assert!(secret.verify(&[b"job", b""], &proof));
-        for (secret, parts, proof) in [
-            (&secret, [&b"jo"[..], b"b"], &proof[..]),
-            (&secret, [b"job", b""], &proof[..31]),
-            (&secret, [b"job", b""], &[]),
-            (&Secret::new((0..17).collect()), [b"job", b""], &proof),
-        ] {
-            assert!(!secret.verify(&parts, proof), "{parts:?} {proof:?}");
-        }
-        assert_ne!(secret.proof(&[b"job"]), secret.proof(&[b"job", b""]));
-    }
 
     #[test]
     fn hexadecimal_digits_are_read_and_errors_do_not_show_them() {

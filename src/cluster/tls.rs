@@ -1,4 +1,5 @@
-//! The certificates with which a job's coordinator is reached.
+//! The certificates with which a job's coordinator is reached, if it has one instead of the key
+//! that follows from the token.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
@@ -7,7 +8,7 @@ use std::{fmt, fs, io};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The authority that has signed the coordinator's certificate; all processes need it. `None`:
-    /// without TLS.
+    /// it has no certificate.
     pub authority: Option<PathBuf>,
     /// The coordinator's certificate, where it runs, with the names or addresses by which it is
     /// reached.
@@ -19,7 +20,7 @@ pub struct TlsFiles {
 /// What [`TlsFiles`] contain.
 #[derive(Clone, Default)]
 pub struct Tls {
-    /// The authority; `None`: without TLS.
+    /// The authority; `None`: without certificates.
     pub authority: Option<Vec<u8>>,
     /// Certificate and key of the coordinator.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
@@ -58,7 +59,7 @@ pub enum TlsError {
     },
     /// A part is missing.
     #[error(
-        "for TLS all processes need the authority's certificate (tls_ca), and the one that runs \
+        "with certificates all processes need the authority's certificate (tls_ca), and the one that runs \
          the coordinator also its own certificate and key (tls_certificate and tls_key); {missing} \
          is missing"
     )]

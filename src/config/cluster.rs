@@ -32,10 +32,14 @@ pub struct ClusterConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("values" = "path", "absent" = "the environment variable `LOCKSTEP_TOKEN`"))]
     pub token_file: Option<PathBuf>,
-    /// A PEM file with the authority that has signed the coordinator's certificate: the connection
-    /// to the coordinator is encrypted.
+    /// The connections of host collectives, the same in all processes: `"tls"` encrypts what they
+    /// carry. With `"plain"` only the handshake is TLS, so that no others than processes of the job
+    /// get in, but who is on the way can read and change values: for private networks.
+    pub links: LinkSecurity,
+    /// A PEM file with the authority that has signed the coordinator's certificate, if it has one.
+    /// Without, the coordinator proves by TLS that it has the token, as all others do.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("values" = "path", "absent" = "no TLS"))]
+    #[schemars(extend("values" = "path", "absent" = "no certificate"))]
     pub tls_ca: Option<PathBuf>,
     /// A PEM file with the coordinator's certificate, in process 0 if it runs the coordinator. It
     /// must have the host of `coordinator` as a name or an address.
@@ -57,6 +61,17 @@ pub struct ClusterConfig {
     )]
     #[default(2.0)]
     pub heartbeat_secs: f64,
+}
+
+/// What protects the connections of host collectives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkSecurity {
+    /// TLS.
+    #[default]
+    Tls,
+    /// TLS for the handshake only.
+    Plain,
 }
 
 /// The longest `join_timeout_secs`.

@@ -472,14 +472,17 @@ fn without_the_secret_there_is_no_answer() {
     options.contact.secret = Secret::new(vec![8; 32]);
     for _ in 0..3 {
         let error = Session::join(options.clone()).err().unwrap().to_string();
-        assert!(error.contains("it does not have the secret of this job"), "{error}");
+        assert!(error.contains("does not have the token of this job"), "{error}");
+        assert!(error.contains("need the same token and job name"), "{error}");
     }
     let mut options = cluster.options(0);
     options.contact.job = "other".to_owned();
     let error = Session::join(options).err().unwrap().to_string();
-    assert!(error.contains("belongs to the job \"other\""), "{error}");
-    let refused = cluster.log.refused.lock().unwrap().clone();
-    assert_eq!(refused, ["it does not have the secret of this job"], "once per address");
+    assert!(error.contains("does not have the token of this job"), "{error}");
+    let refused = || cluster.log.refused.lock().unwrap().clone();
+    wait_for("a refusal", || !refused().is_empty());
+    assert!(refused()[0].contains("it has another token, or belongs to another job"));
+    assert_eq!(refused().len(), 1, "once per address");
     assert_eq!(cluster.join_all().len(), 2);
 }
 
@@ -524,7 +527,7 @@ fn supervisors_restart_what_failed() {
     }
 }
 
-/// Passes connections on. On the first one, the answers to all but the first two requests are lost.
+/// Passes connections on. On the first one, all that follows the handshake is lost on the way back.
 fn relay(to: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -534,17 +537,17 @@ fn relay(to: SocketAddr) -> SocketAddr {
             let halves = (client.try_clone().unwrap(), server.try_clone().unwrap());
             thread::spawn(move || std::io::copy(&mut &halves.0, &mut &halves.1));
             thread::spawn(move || {
-                // Frames of HTTP/2: three bytes of length, type, flags, stream. Streams of requests
-                // are 1, 3, 5.
-                let mut header = [0; 9];
+                // Records of TLS: type, version, two bytes of length. The handshake ends with the
+                // byte that the listening side sends: it, its type and the tag are 18.
+                let (mut header, mut is_open) = ([0; 5], false);
                 while (&server).read_exact(&mut header).is_ok() {
-                    let length = u32::from_be_bytes([0, header[0], header[1], header[2]]);
-                    let stream = u32::from_be_bytes(*header.last_chunk().unwrap());
-                    let mut frame = vec![0; length as usize];
-                    (&server).read_exact(&mut frame).unwrap();
-                    if number > 0 || stream < 5 {
-                        (&client).write_all(&[&header[..], &frame].concat()).unwrap();
+                    let length = u16::from_be_bytes(*header.last_chunk().unwrap());
+                    let mut record = vec![0; length.into()];
+                    (&server).read_exact(&mut record).unwrap();
+                    if number > 0 || !is_open {
+                        (&client).write_all(&[&header[..], &record].concat()).unwrap();
                     }
+                    is_open |= length == 18;
                 }
             });
         }
@@ -659,8 +662,11 @@ fn garbage_stops_nothing() {
     for round in 0..count {
         let Ok(mut stream) = TcpStream::connect(cluster.address) else { panic!("round {round}") };
         let garbage: Vec<u8> = (0..next() % 600).map(|_| next() as u8).collect();
-        if next() % 2 == 0 {
-            let _ = stream.write_all(preface);
+        match next() % 3 {
+            0 => drop(stream.write_all(preface)),
+            // A hello of TLS that announces 16 MB.
+            1 => drop(stream.write_all(&[0x16, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff, 3, 3])),
+            _ => {}
         }
         // A frame header of any length and kind, then anything.
         let _ =
@@ -704,14 +710,12 @@ fn oversized_and_replayed_messages_are_refused() {
     session.delete(b"once").unwrap();
     let refused = || cluster.log.refused.lock().unwrap().clone();
     assert_eq!(refused(), [""; 0]);
-    // The whole recording again: greeting, joining, the put. The same bytes are a valid HTTP/2
-    // connection.
+    // The whole recording again: the handshake, joining, the put.
     let recording = recorded.lock().unwrap().clone();
     let mut replay = TcpStream::connect(cluster.address).unwrap();
     replay.write_all(&recording).unwrap();
     wait_for("a refusal", || !refused().is_empty());
-    let why = &refused()[0];
-    assert!(why.contains("was used") || why.contains("sent before"), "{why}");
+    assert_eq!(refused(), ["it does not have the token of this job"]);
     thread::sleep(Duration::from_millis(100));
     let found = session.try_get(b"once");
     assert!(matches!(found, Err(Error::KeyNotSet(_))), "not put again: {found:?}");
@@ -731,7 +735,7 @@ fn oversized_and_replayed_messages_are_refused() {
 /// `tests/support/tls`: an authority and a certificate of 127.0.0.1 made with openssl for this
 /// test, valid until 2126.
 #[test]
-fn with_a_certificate_the_connection_is_encrypted() {
+fn a_certificate_takes_the_place_of_the_coordinators_key() {
     let file = |name: &str| {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/tls");
         std::fs::read(folder.join(name)).unwrap()
@@ -742,13 +746,18 @@ fn with_a_certificate_the_connection_is_encrypted() {
     let mut options = cluster.options(0);
     options.deadline = SECOND;
     let error = Session::join(options.clone()).err().unwrap().to_string();
-    assert!(error.contains("no coordinator answered"), "{error}");
+    assert!(error.contains("what answers at 127.0.0.1"), "{error}");
     // A certificate that is not an authority for the coordinator's.
     options.contact.tls = Some(file("certificate.pem"));
     let error = Session::join(options.clone()).err().unwrap().to_string();
     assert!(error.contains("certificate"), "{error}");
     options.contact.tls = Some(file("authority.pem"));
     options.deadline = 10 * SECOND;
+    // The certificate is not enough: the token counts, too.
+    let mut stranger = options.clone();
+    stranger.contact.secret = Secret::new(vec![8; 32]);
+    let error = Session::join(stranger).err().unwrap().to_string();
+    assert!(error.contains("it has another token"), "{error}");
     let session = Session::join(options).unwrap();
     session.put(b"a", b"b", false).unwrap();
     assert_eq!(session.try_get(b"a").unwrap(), b"b");

@@ -290,10 +290,19 @@ fn workers_end_with_their_supervisor() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let args = train(DIGITS, &["train.epochs=4000"], &["--out", text(&out)]);
-    let mut running = Running::start(dir.path(), &launch(2, &[], &args));
+    let (token, file) = ("0123456789abcdef".repeat(4), dir.path().join("token"));
+    std::fs::write(&file, &token).unwrap();
+    let mut running = Running::start(dir.path(), &launch(2, &["--token-file", text(&file)], &args));
     running.until_step(&out, 10);
     let supervisor = running.child.id();
-    assert_eq!(running.workers().len(), 2);
+    let workers = running.workers();
+    assert_eq!(workers.len(), 2);
+    // The token is in no list of processes, and in no message.
+    for pid in workers.iter().map(|worker| worker.1).chain([supervisor]) {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+        assert!(!String::from_utf8_lossy(&line).contains(&token));
+    }
+    assert!(!running.said().contains(&token));
     running.signal("KILL");
     running.child.wait().unwrap();
     none_left(supervisor);
@@ -332,7 +341,7 @@ fn processes_that_differ_or_are_missing_are_named() {
     let first = start("0", &["train.epochs=1", deadline], token);
     let refused = start("1", &["train.epochs=1", deadline], other).end();
     assert_eq!(refused.code, Some(1));
-    assert!(refused.stderr.contains("secret"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("token"), "{}", refused.stderr);
     assert!(!refused.stderr.contains(other), "{}", refused.stderr);
     let first = first.end();
     assert_eq!(first.code, Some(1));
@@ -431,7 +440,7 @@ fn what_would_fail_again_is_not_tried_again() {
 }
 
 #[test]
-fn the_coordinator_is_reached_through_tls() {
+fn the_coordinator_has_a_certificate() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| format!("{CARGO_DIR}/tests/support/tls/{name}.pem");

@@ -58,8 +58,8 @@ pub struct JobRules {
     /// LOCKSTEP_TOKEN
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub token_file: Option<PathBuf>,
-    /// PEM file with the authority that has signed the coordinator's certificate: TLS to the
-    /// coordinator; on all hosts
+    /// PEM file with the authority that has signed the coordinator's certificate, if it has one; on
+    /// all hosts. Without, TLS is by keys that follow from the token
     #[arg(long, value_name = "FILE", value_parser = path())]
     pub tls_ca: Option<PathBuf>,
     /// PEM file with the coordinator's certificate, where it runs

@@ -1,6 +1,8 @@
-//! Accepts connections, and closes those that say nothing.
+//! Accepts connections of those who have the token of the job, and closes others.
 
+use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,47 +10,89 @@ use std::time::Duration;
 
 use rustix::net::listen;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::time::Sleep;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tonic::codegen::tokio_stream::Stream;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
 
-/// A connection must begin to speak within this time. A stranger that is silent keeps its place no
-/// longer.
-const MAX_SILENCE: Duration = Duration::from_secs(10);
-/// A client sends more than this at once: the preface, settings and its first request.
-const MIN_BYTES: usize = 64;
+use crate::cluster::token_tls::{self, ACCEPTED};
+
+/// A handshake takes no longer than this.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The wait after an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Files open for other purposes.
 const OTHER_FILES: u64 = 1024;
 
-/// Connections to the listener, at most `max_connections` at a time.
+/// Connections to the listener of those who have the token, at most `max_connections` at a time,
+/// and as many handshakes: the oldest one is given up for one more. `refuse` is told of others.
 pub fn incoming(
     listener: TcpListener,
+    config: Arc<ServerConfig>,
     max_connections: usize,
+    refuse: impl Fn(SocketAddr, &str) + Send + Sync + 'static,
 ) -> impl Stream<Item = io::Result<Accepted>> {
     let (sender, receiver) = mpsc::channel(16);
+    let acceptor = TlsAcceptor::from(config);
+    let refuse = Arc::new(refuse);
     tokio::spawn(async move {
         let places = Arc::new(Semaphore::new(max_connections));
-        while let Ok(place) = Arc::clone(&places).acquire_owned().await {
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let _ = stream.set_nodelay(true);
-                    let silence = Some(Box::pin(tokio::time::sleep(MAX_SILENCE)));
-                    let connection = Accepted { stream, silence, num_read: 0, _place: place };
-                    if sender.send(Ok(connection)).await.is_err() {
-                        return;
-                    }
-                }
-                Err(_) => tokio::time::sleep(PAUSE).await,
+        let mut pending: VecDeque<AbortHandle> = VecDeque::new();
+        while !sender.is_closed() {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = sender.closed() => break,
+            };
+            let Ok((stream, peer)) = accepted else {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            };
+            if pending.len() >= max_connections {
+                pending.retain(|handshake| !handshake.is_finished());
             }
+            if pending.len() >= max_connections
+                && let Some(oldest) = pending.pop_front()
+            {
+                oldest.abort();
+            }
+            let (acceptor, refuse) = (acceptor.clone(), Arc::clone(&refuse));
+            let (sender, places) = (sender.clone(), Arc::clone(&places));
+            let handshake = tokio::spawn(async move {
+                match timeout(HANDSHAKE_TIMEOUT, shake_hands(&acceptor, stream)).await {
+                    Ok(Ok(stream)) => {
+                        let Ok(_place) = places.acquire_owned().await else { return };
+                        let _ = sender.send(Ok(Accepted { stream, _place })).await;
+                    }
+                    Ok(Err(error)) if token_tls::is_of_tls(&error) => {
+                        refuse(peer, &format!("it {}", token_tls::describe(&error)));
+                    }
+                    // It has gone, as those do that only ask whether somebody listens.
+                    Ok(Err(_)) => {}
+                    Err(_) => refuse(peer, "it was silent for too long"),
+                }
+            });
+            pending.push_back(handshake.abort_handle());
         }
     });
     ReceiverStream::new(receiver)
+}
+
+async fn shake_hands(
+    acceptor: &TlsAcceptor,
+    stream: TcpStream,
+) -> io::Result<TlsStream<TcpStream>> {
+    stream.set_nodelay(true)?;
+    let mut stream = acceptor.accept(stream).await?;
+    stream.write_all(&[ACCEPTED]).await?;
+    stream.flush().await?;
+    Ok(stream)
 }
 
 /// Prepares for `num_connections`, many of which come at once, as far as the system allows it. The
@@ -65,20 +109,16 @@ pub fn allow_connections(listener: &std::net::TcpListener, num_connections: usiz
     }
 }
 
-/// A connection with a deadline for its first bytes.
+/// A connection of one who has the token.
 pub struct Accepted {
-    stream: TcpStream,
-    silence: Option<Pin<Box<Sleep>>>,
-    num_read: usize,
+    stream: TlsStream<TcpStream>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Connected for Accepted {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = ();
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
-    }
+    fn connect_info(&self) {}
 }
 
 impl AsyncRead for Accepted {
@@ -87,18 +127,7 @@ impl AsyncRead for Accepted {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let result = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if let Some(silence) = &mut self.silence {
-            let is_over = silence.as_mut().poll(context).is_ready();
-            self.num_read += buffer.filled().len() - before;
-            if self.num_read >= MIN_BYTES {
-                self.silence = None;
-            } else if is_over {
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-            }
-        }
-        result
+        Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 

@@ -2,11 +2,10 @@
 //! supervisors.
 //!
 //! One runs per job, in the first supervisor or in process 0. The state of the job is a state
-//! machine without IO ([`job`]); around it is a gRPC service ([`service`]) that answers only those
-//! who prove that they have the secret ([`door`]).
+//! machine without IO ([`job`]); around it is a gRPC service ([`service`]), behind connections of
+//! those who have the token ([`accept`]).
 
 mod accept;
-mod door;
 mod horizon;
 mod job;
 mod membership;
@@ -24,16 +23,15 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tonic::transport::{Identity, Server, ServerTlsConfig};
+use tonic::transport::Server;
 
-use self::door::Door;
-pub(super) use self::door::UNKNOWN_SESSION;
 pub use self::job::JobChange;
 use self::job::{Failure, FailureKind, JobOptions, JobState};
 use self::service::{CoordinatorService, Shared};
 use super::members::SlowPeer;
 use super::report::Report;
 use super::secret::{Secret, random_bytes};
+use super::token_tls::TokenTls;
 
 /// A connection whose other end vanished is closed after two of these.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -73,12 +71,13 @@ pub struct CoordinatorOptions {
     pub is_standalone: bool,
     /// Bytes in the key-value store, gathers included: 64 MiB.
     pub max_store_bytes: usize,
-    /// Certificate chain and private key, in PEM; `None`: without TLS.
+    /// Certificate chain and private key, in PEM, that the coordinator shows; `None`: the key that
+    /// follows from the secret.
     pub tls: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl CoordinatorOptions {
-    /// The defaults, without supervisors and without TLS.
+    /// The defaults, without supervisors and without a certificate.
     pub fn new(job: &str, secret: Secret, num_processes: usize) -> Self {
         Self {
             job: job.to_owned(),
@@ -155,19 +154,14 @@ impl Coordinator {
             true => STANDALONE_CALLERS,
             false => options.num_processes + options.num_hosts.unwrap_or(0),
         };
-        let max_sessions = 4 * num_callers + 64;
-        let door = Door::new(&options.job, options.secret, max_sessions)?;
-        let shared = Arc::new(Shared::new(job, door, watcher));
-        let mut server = Server::builder()
+        let tls = TokenTls::new(&options.secret, &options.job)?.server(options.tls.as_ref())?;
+        let shared = Arc::new(Shared::new(job, watcher));
+        let server = Server::builder()
             .http2_keepalive_interval(Some(KEEP_ALIVE))
             .http2_keepalive_timeout(Some(KEEP_ALIVE))
             .max_concurrent_streams(256);
-        if let Some((certificate, key)) = options.tls {
-            let tls = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
-            server = server.tls_config(tls).map_err(io::Error::other)?;
-        }
-        let max_connections = 4 * max_sessions;
-        accept::allow_connections(&listener, max_connections);
+        let max_connections = 16 * num_callers + 256;
+        accept::allow_connections(&listener, 2 * max_connections);
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -181,8 +175,10 @@ impl Coordinator {
         };
         let (stop, stopped) = oneshot::channel();
         let service = CoordinatorService(Arc::clone(&shared));
+        let refusing = Arc::clone(&shared);
+        let refuse = move |peer, why: &str| refusing.refuse(peer, why);
         let server = runtime.spawn(async move {
-            let incoming = accept::incoming(listener, max_connections);
+            let incoming = accept::incoming(listener, tls, max_connections, refuse);
             let stopped = async {
                 let _ = stopped.await;
             };

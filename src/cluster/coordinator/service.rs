@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use prost::Message;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 use tonic::body::Body;
@@ -18,7 +17,6 @@ use tonic::codegen::{Body as HttpBody, Service, StdError};
 use tonic::server::{Grpc, UnaryService};
 use tonic::{Code, Status};
 
-use super::door::Door;
 use super::job::{Failure, FailureKind, JobState};
 use super::refusals::Refusals;
 use super::store::StoreError;
@@ -26,8 +24,7 @@ use super::{Watcher, horizon};
 use crate::cluster::awake;
 use crate::cluster::codec::ProstCodec;
 use crate::cluster::members::SlowPeer;
-use crate::cluster::messages::{self as wire, Ask, Reply, Why, method};
-use crate::cluster::seal::{self, Direction};
+use crate::cluster::messages::{self as wire, Ask, Reply, Why};
 use crate::cluster::session::NO_ANSWER;
 use crate::cluster::wish::{AgreedWish, Wish};
 
@@ -41,7 +38,6 @@ const SIGNS_OF_LIFE: u32 = 4;
 pub struct Shared {
     /// By the clock that stands still while this process is stopped.
     began: Duration,
-    door: Mutex<Door>,
     refusals: Mutex<Refusals>,
     state: Mutex<State>,
     watcher: Arc<dyn Watcher>,
@@ -65,10 +61,9 @@ enum Topic {
 }
 
 impl Shared {
-    pub fn new(job: JobState, door: Door, watcher: Arc<dyn Watcher>) -> Self {
+    pub fn new(job: JobState, watcher: Arc<dyn Watcher>) -> Self {
         Self {
             began: awake::now(),
-            door: Mutex::new(door),
             refusals: Mutex::default(),
             state: Mutex::new(State {
                 job,
@@ -101,8 +96,7 @@ impl Shared {
     }
 
     /// Reports a caller that is refused.
-    pub fn refuse(&self, peer: Option<SocketAddr>, why: &str) {
-        let Some(peer) = peer else { return };
+    pub fn refuse(&self, peer: SocketAddr, why: &str) {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         let should_report = refusals.should_report(self.now(), peer.ip());
         drop(refusals);
@@ -128,10 +122,6 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn door(&self) -> MutexGuard<'_, Door> {
-        self.door.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Names a slow process of the running generation.
@@ -375,35 +365,12 @@ impl Shared {
         })
     }
 
-    fn hello(
-        &self,
-        peer: Option<SocketAddr>,
-        hello: &wire::Hello,
-    ) -> Result<wire::Welcome, Status> {
-        let opened = self.door().open(self.now(), hello);
-        opened.map_err(|why| self.unauthenticated(peer, &why))
-    }
-
-    async fn call(
-        &self,
-        peer: Option<SocketAddr>,
-        sealed: wire::Sealed,
-    ) -> Result<wire::Sealed, Status> {
-        let key = self.door().check(self.now(), &sealed);
-        let key = key.map_err(|why| self.unauthenticated(peer, &why))?;
-        let (session, counter) = (sealed.session, sealed.counter);
-        let request = wire::CallBody::decode(&*sealed.body);
-        let answer = match request {
-            Ok(wire::CallBody { ask: Some(ask), caller }) => self.answer(caller, ask).await,
+    async fn call(&self, call: wire::CallBody) -> wire::ReplyBody {
+        let answer = match call {
+            wire::CallBody { ask: Some(ask), caller } => self.answer(caller, ask).await,
             _ => Reply::refused(Why::Invalid, "unknown request"),
         };
-        let response = wire::ReplyBody { answer: Some(answer) };
-        Ok(seal::seal(&key, Direction::Response, session, counter, &response))
-    }
-
-    fn unauthenticated(&self, peer: Option<SocketAddr>, why: &str) -> Status {
-        self.refuse(peer, why);
-        Status::unauthenticated(why)
+        wire::ReplyBody { answer: Some(answer) }
     }
 }
 
@@ -432,35 +399,13 @@ pub struct CoordinatorService(pub Arc<Shared>);
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-impl UnaryService<wire::AskChallenge> for CoordinatorService {
-    type Response = wire::Challenge;
-    type Future = BoxFuture<Result<tonic::Response<wire::Challenge>, Status>>;
+impl UnaryService<wire::CallBody> for CoordinatorService {
+    type Response = wire::ReplyBody;
+    type Future = BoxFuture<Result<tonic::Response<wire::ReplyBody>, Status>>;
 
-    fn call(&mut self, _: tonic::Request<wire::AskChallenge>) -> Self::Future {
-        let challenge = self.0.door().challenge(self.0.now());
-        let challenge = challenge.map(|nonce| tonic::Response::new(wire::Challenge { nonce }));
-        Box::pin(async { Ok(challenge?) })
-    }
-}
-
-impl UnaryService<wire::Hello> for CoordinatorService {
-    type Response = wire::Welcome;
-    type Future = BoxFuture<Result<tonic::Response<wire::Welcome>, Status>>;
-
-    fn call(&mut self, request: tonic::Request<wire::Hello>) -> Self::Future {
-        let welcome = self.0.hello(request.remote_addr(), request.get_ref());
-        Box::pin(async { welcome.map(tonic::Response::new) })
-    }
-}
-
-impl UnaryService<wire::Sealed> for CoordinatorService {
-    type Response = wire::Sealed;
-    type Future = BoxFuture<Result<tonic::Response<wire::Sealed>, Status>>;
-
-    fn call(&mut self, request: tonic::Request<wire::Sealed>) -> Self::Future {
-        let (shared, peer) = (Arc::clone(&self.0), request.remote_addr());
-        let answer = async move { shared.call(peer, request.into_inner()).await };
-        Box::pin(async { answer.await.map(tonic::Response::new) })
+    fn call(&mut self, request: tonic::Request<wire::CallBody>) -> Self::Future {
+        let shared = Arc::clone(&self.0);
+        Box::pin(async move { Ok(tonic::Response::new(shared.call(request.into_inner()).await)) })
     }
 }
 
@@ -481,23 +426,14 @@ where
         let service = self.clone();
         Box::pin(async move {
             Ok(match request.uri().path() {
-                method::CHALLENGE => unary::<wire::AskChallenge, _, _>(service, request).await,
-                method::HELLO => unary::<wire::Hello, _, _>(service, request).await,
-                method::CALL => unary::<wire::Sealed, _, _>(service, request).await,
+                wire::CALL => {
+                    let codec = ProstCodec::<wire::ReplyBody, wire::CallBody>::default();
+                    let mut grpc =
+                        Grpc::new(codec).max_decoding_message_size(wire::MAX_REQUEST_BYTES + 4096);
+                    grpc.unary(service, request).await
+                }
                 _ => Status::new(Code::Unimplemented, "no such method").into_http(),
             })
         })
     }
-}
-
-async fn unary<M, S, B>(service: S, request: http::Request<B>) -> http::Response<Body>
-where
-    M: Message + Default + 'static,
-    S: UnaryService<M, Response: Message + 'static>,
-    B: HttpBody + Send + 'static,
-    B::Error: Into<StdError> + Send,
-{
-    let mut grpc = Grpc::new(ProstCodec::<S::Response, M>::default())
-        .max_decoding_message_size(wire::MAX_REQUEST_BYTES + 4096);
-    grpc.unary(service, request).await
 }

@@ -1,33 +1,42 @@
-//! An authenticated connection to the coordinator.
+//! A connection to the coordinator, by TLS of those who have the token.
 
 use std::error::Error as _;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
 use prost::Message;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tonic::Status;
 use tonic::client::Grpc;
+use tonic::codegen::Service;
+use tonic::codegen::http::Uri;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
-use tonic::{Code, Status};
+use tonic::transport::{Channel, Endpoint};
 
 use super::error::Error;
 use super::lock;
 use crate::cluster::awake;
 use crate::cluster::codec::ProstCodec;
-use crate::cluster::coordinator::UNKNOWN_SESSION;
-use crate::cluster::messages::{self as wire, Ask, Reply, method};
-use crate::cluster::seal::{self, Direction};
+use crate::cluster::messages::{self as wire, Ask, Reply};
 use crate::cluster::secret::{Secret, random_bytes};
+use crate::cluster::token_tls::{self, ACCEPTED, TokenTls};
+use crate::config::HostPort;
 
 /// How the reason begins why a process ends that hears nothing of the coordinator.
 pub const NO_ANSWER: &str = "no answer from the coordinator";
+/// A single attempt to connect, with its handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A single attempt to open a session.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 /// An idle connection is tested after this long, and closed if the test has no answer.
@@ -43,23 +52,17 @@ pub struct Contact {
     pub job: String,
     /// The secret of the job.
     pub secret: Secret,
-    /// Certificate authority of the coordinator's certificate, in PEM; `None`: without TLS.
+    /// Certificate authority of the coordinator's certificate, in PEM; `None`: it shows the key that
+    /// follows from the secret.
     pub tls: Option<Vec<u8>>,
 }
 
 /// A session with the coordinator.
 pub struct Connection {
-    contact: Contact,
+    address: String,
     channel: Channel,
-    /// Of the worker or supervisor, in all sessions.
+    /// Of the worker or supervisor, in all connections.
     caller: u64,
-    open: Mutex<Arc<OpenSession>>,
-}
-
-struct OpenSession {
-    number: u64,
-    key: Secret,
-    counter: AtomicU64,
 }
 
 /// Why a call has no answer.
@@ -88,71 +91,50 @@ impl Connection {
     /// Opens a session, trying again until `deadline` while the coordinator does not answer.
     pub async fn open(contact: Contact, deadline: Duration) -> Result<Self, Error> {
         let began = awake::now();
-        let channel = channel(&contact)?;
+        let address = contact.address.clone();
+        let dialer = Dialer::new(&contact)?;
+        let channel = dialer.channel(&contact)?;
+        let caller = u64::from_le_bytes(*random_bytes()?.first_chunk().unwrap_or(&[0; 8]));
         let mut pause = FIRST_PAUSE;
-        let mut was_refused = false;
         loop {
-            match timeout(OPEN_TIMEOUT, greet(&channel, &contact)).await {
-                Ok(Ok(open)) => {
-                    let caller = *random_bytes()?.first_chunk().unwrap_or(&[0; 8]);
-                    let (caller, open) = (u64::from_le_bytes(caller), Mutex::new(open));
-                    return Ok(Self { contact, channel, caller, open });
+            let error = match timeout(CONNECT_TIMEOUT, dialer.dial()).await {
+                Ok(Ok(stream)) => {
+                    *lock(&dialer.first) = Some(stream);
+                    return Ok(Self { address, channel, caller });
                 }
-                // The coordinator may have been replaced since its challenge.
-                Ok(Err(Greeting::Final(Error::Unauthenticated { .. })))
-                    if !std::mem::replace(&mut was_refused, true) => {}
-                Ok(Err(Greeting::Final(error))) => return Err(error),
-                Ok(Err(Greeting::Again(_))) | Err(_) if awake::now() - began + pause < deadline => {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(MAX_PAUSE);
+                Ok(Err(error)) if token_tls::is_stranger(&error) => {
+                    return Err(Error::Unauthenticated {
+                        address,
+                        why: token_tls::describe(&error),
+                    });
                 }
-                failed => {
-                    let error = match failed {
-                        Ok(Err(Greeting::Again(error))) => error,
-                        _ => "no answer".to_owned(),
-                    };
-                    let (address, secs) = (contact.address, deadline.as_secs());
-                    return Err(Error::Unreachable { address, secs, error });
-                }
+                Ok(Err(error)) => token_tls::describe(&error),
+                Err(_) => "no answer".to_owned(),
+            };
+            if awake::now() - began + pause >= deadline {
+                return Err(Error::Unreachable { address, secs: deadline.as_secs(), error });
             }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 
     /// `host:port` of the coordinator.
     pub fn address(&self) -> &str {
-        &self.contact.address
+        &self.address
     }
 
     /// Asks once.
     pub async fn call(&self, ask: Ask, within: Duration) -> Result<Reply, CallError> {
-        let open = lock(&self.open).clone();
-        let counter = open.counter.fetch_add(1, Ordering::Relaxed);
         let request = wire::CallBody { ask: Some(ask), caller: self.caller };
-        let sealed = seal::seal(&open.key, Direction::Request, open.number, counter, &request);
-        let answer = unary::<_, wire::Sealed>(&self.channel, method::CALL, sealed);
-        let sealed = match timeout(within, answer).await {
-            Ok(Ok(sealed)) => sealed,
-            Ok(Err(status)) => {
-                // Another coordinator has taken its place.
-                if status.message().contains(UNKNOWN_SESSION)
-                    && let Ok(Ok(open)) = timeout(within, greet(&self.channel, &self.contact)).await
-                {
-                    *lock(&self.open) = open;
-                }
-                return Err(CallError::Lost(describe(&status)));
-            }
-            Err(_) => return Err(CallError::Lost(format!("no answer within {within:?}"))),
-        };
-        let is_answer = sealed.counter == counter
-            && seal::is_sealed_with(&open.key, Direction::Response, &sealed);
-        if !is_answer {
-            return Err(CallError::Lost("an answer that is not authentic".to_owned()));
+        let answer = unary::<_, wire::ReplyBody>(&self.channel, wire::CALL, request);
+        match timeout(within, answer).await {
+            Ok(Ok(response)) => response
+                .answer
+                .ok_or_else(|| CallError::Lost("an answer of another version".to_owned())),
+            Ok(Err(status)) => Err(CallError::Lost(describe(&status))),
+            Err(_) => Err(CallError::Lost(format!("no answer within {within:?}"))),
         }
-        let response = wire::ReplyBody::decode(&*sealed.body);
-        response
-            .ok()
-            .and_then(|response| response.answer)
-            .ok_or_else(|| CallError::Lost("an answer of another version".to_owned()))
     }
 
     /// Asks until there is an answer. The coordinator may take `wait` for it; after `patience`
@@ -189,60 +171,79 @@ impl Connection {
     }
 }
 
-enum Greeting {
-    Again(String),
-    Final(Error),
+/// Connects a channel to the coordinator, as often as it must.
+#[derive(Clone)]
+struct Dialer {
+    address: String,
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+    /// The connection with which the session was opened.
+    first: Arc<Mutex<Option<TlsStream<TcpStream>>>>,
 }
 
-impl From<Status> for Greeting {
-    fn from(status: Status) -> Self {
-        Self::Again(describe(&status))
+impl Dialer {
+    fn new(contact: &Contact) -> Result<Self, Error> {
+        let Contact { address, job, secret, tls: authority } = contact;
+        let failed = |error: String| Error::Connection { address: address.clone(), error };
+        let config = TokenTls::new(secret, job)?.client(authority.as_deref());
+        let config = config.map_err(|error| failed(error.to_string()))?;
+        let name = match authority {
+            None => token_tls::no_name(),
+            Some(_) => {
+                let parsed: Result<HostPort, _> = address.parse();
+                let host = parsed.map_err(|_| failed("it must be HOST:PORT".to_owned()))?;
+                ServerName::try_from(host.host().to_owned())
+                    .map_err(|error| failed(error.to_string()))?
+            }
+        };
+        Ok(Self { address: address.clone(), config, name, first: Arc::default() })
     }
-}
 
-async fn greet(channel: &Channel, contact: &Contact) -> Result<Arc<OpenSession>, Greeting> {
-    let Contact { address, job, secret, .. } = contact;
-    let challenge: wire::Challenge =
-        unary(channel, method::CHALLENGE, wire::AskChallenge {}).await?;
-    let client_nonce = random_bytes().map_err(|error| Greeting::Final(error.into()))?.to_vec();
-    let hello = seal::hello(secret, job, challenge.nonce, client_nonce);
-    let key = seal::session_key(secret, &hello);
-    let welcome: wire::Welcome = match unary(channel, method::HELLO, hello).await {
-        Ok(welcome) => welcome,
-        Err(status) if status.code() == Code::Unauthenticated => {
-            let (address, why) = (address.clone(), status.message().to_owned());
-            return Err(Greeting::Final(Error::Unauthenticated { address, why }));
+    fn channel(&self, contact: &Contact) -> Result<Channel, Error> {
+        let endpoint = Endpoint::from_shared(format!("http://{}", contact.address));
+        let endpoint = endpoint
+            .map_err(|error| Error::Connection {
+                address: contact.address.clone(),
+                error: with_sources(&error),
+            })?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+            .keep_alive_while_idle(true);
+        Ok(endpoint.connect_with_connector_lazy(self.clone()))
+    }
+
+    async fn dial(&self) -> io::Result<TlsStream<TcpStream>> {
+        let stream = TcpStream::connect(&self.address).await?;
+        stream.set_nodelay(true)?;
+        let connector = TlsConnector::from(self.config.clone());
+        let mut stream = connector.connect(self.name.clone(), stream).await?;
+        match stream.read_u8().await? {
+            ACCEPTED => Ok(stream),
+            _ => Err(io::Error::other("it runs another version of this program")),
         }
-        Err(status) => return Err(status.into()),
-    };
-    match seal::welcome_is_true(&key, &welcome) {
-        true => {
-            let counter = AtomicU64::new(0);
-            Ok(Arc::new(OpenSession { number: welcome.session, key, counter }))
-        }
-        false => Err(Greeting::Final(Error::Impostor { address: address.clone() })),
     }
 }
 
-fn channel(contact: &Contact) -> Result<Channel, Error> {
-    let failed = |error: &dyn std::error::Error| Error::Connection {
-        address: contact.address.clone(),
-        error: with_sources(error),
-    };
-    let scheme = if contact.tls.is_some() { "https" } else { "http" };
-    let endpoint = Endpoint::from_shared(format!("{scheme}://{}", contact.address));
-    let mut endpoint = endpoint
-        .map_err(|error| failed(&error))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        .keep_alive_while_idle(true);
-    if let Some(authority) = &contact.tls {
-        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority));
-        endpoint = endpoint.tls_config(tls).map_err(|error| failed(&error))?;
+impl Service<Uri> for Dialer {
+    type Response = TokioIo<TlsStream<TcpStream>>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
-    Ok(endpoint.connect_lazy())
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let dialer = self.clone();
+        Box::pin(async move {
+            let first = lock(&dialer.first).take();
+            match first {
+                Some(stream) => Ok(TokioIo::new(stream)),
+                None => dialer.dial().await.map(TokioIo::new),
+            }
+        })
+    }
 }
 
 async fn unary<M1, M2>(channel: &Channel, path: &'static str, message: M1) -> Result<M2, Status>

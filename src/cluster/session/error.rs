@@ -20,25 +20,16 @@ pub enum Error {
         /// The last error.
         error: String,
     },
-    /// The coordinator does not accept this process.
+    /// One of the two does not belong to the job of the other.
     #[error(
-        "the coordinator at {address} refuses this process: {why}; all processes of a job need the \
-         same job name and secret"
+        "what answers at {address} {why}; the coordinator and all processes of a job need the same \
+         token and job name"
     )]
     Unauthenticated {
         /// host:port.
         address: String,
-        /// What the coordinator says.
+        /// What it does.
         why: String,
-    },
-    /// It is not the coordinator of this job.
-    #[error(
-        "what answers at {address} does not have the secret of this job, or another program \
-         listens there"
-    )]
-    Impostor {
-        /// host:port.
-        address: String,
     },
     /// The coordinator understood, and says no.
     #[error("{0}")]

@@ -1,87 +1,91 @@
-//! How two processes prove to each other that they belong to the same generation of a job.
+//! How two processes come to know that they belong to the same generation of a job.
 //!
-//! The connecting process sends a hello with its index and a nonce; the other answers with a nonce;
-//! the connecting one proves that it has the secret, then the other one does. Proofs cover the
-//! role, the job, the generation, both indices and both nonces, so none can be used again, by
-//! whomever and for whatever. A stranger learns nothing but a nonce.
+//! A connection carries one direction: the process that opens it sends. It begins with a handshake
+//! of TLS, see [`token_tls`], by which both have the token of the job. Then the sender says who it
+//! is ([`LinkHello`]), and is accepted or not. Plain links go on below TLS from here: what they
+//! carry is neither encrypted nor signed, but no others than members were let in.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use prost::Message;
+use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection, StreamOwned};
+
 use super::LinkOptions;
-use crate::cluster::secret::random_bytes;
+use crate::cluster::messages::LinkHello;
+use crate::cluster::token_tls::{self, ACCEPTED, TokenTls};
 
 /// How long a handshake may take.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A stranger sends no more than this before it is refused.
+const MAX_HANDSHAKE_BYTES: usize = 1 << 14;
 
-const MAGIC: [u8; 8] = *b"LOCKSTP1";
-const HELLO_BYTES: usize = 8 + 8 + 4 + 4 + 32;
-
-type Nonce = [u8; 32];
-
-/// The first message of the connecting process.
-#[derive(Clone, Copy)]
-struct Hello {
-    generation: u64,
-    from: u32,
-    to: u32,
-    nonce: Nonce,
+/// What both sides of handshakes need.
+#[derive(Clone)]
+pub(super) struct LinkKeys {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
 }
 
-impl Hello {
-    fn encode(&self) -> [u8; HELLO_BYTES] {
-        let mut bytes = [0; HELLO_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..16].copy_from_slice(&self.generation.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.from.to_le_bytes());
-        bytes[20..24].copy_from_slice(&self.to.to_le_bytes());
-        bytes[24..].copy_from_slice(&self.nonce);
-        bytes
-    }
-
-    /// `None` without the magic bytes.
-    fn decode(bytes: &[u8; HELLO_BYTES]) -> Option<Self> {
-        let (magic, rest) = bytes.split_first_chunk::<8>()?;
-        let (generation, rest) = rest.split_first_chunk()?;
-        let (from, rest) = rest.split_first_chunk()?;
-        let (to, rest) = rest.split_first_chunk()?;
-        let hello = Self {
-            generation: u64::from_le_bytes(*generation),
-            from: u32::from_le_bytes(*from),
-            to: u32::from_le_bytes(*to),
-            nonce: *rest.first_chunk()?,
-        };
-        (*magic == MAGIC).then_some(hello)
+impl LinkKeys {
+    pub fn new(options: &LinkOptions) -> io::Result<Self> {
+        let tls = TokenTls::new(&options.secret, &options.job)?;
+        Ok(Self { client: tls.client(None)?, server: tls.server(None)? })
     }
 }
 
-/// Who makes a proof.
-#[derive(Clone, Copy)]
-enum Role {
-    Connecting,
-    Listening,
+/// One direction of a link.
+pub(super) struct OneWay<T: ?Sized> {
+    /// To close it from anywhere.
+    pub tcp: TcpStream,
+    pub stream: Box<T>,
 }
 
-/// Calls `use_parts` with what a proof covers.
-fn with_parts<T>(
+pub(super) type Outgoing = OneWay<dyn Write + Send>;
+pub(super) type Incoming = OneWay<dyn Read + Send>;
+
+/// Connects to a process, to send.
+pub(super) fn connect(
     options: &LinkOptions,
-    role: Role,
-    hello: &Hello,
-    answer: &Nonce,
-    use_parts: impl FnOnce(&[&[u8]]) -> T,
-) -> T {
-    let role: &[u8] = match role {
-        Role::Connecting => b"connecting",
-        Role::Listening => b"listening",
+    keys: &LinkKeys,
+    process: usize,
+) -> io::Result<Outgoing> {
+    let tcp = open(options, process)?;
+    let tls = ClientConnection::new(keys.client.clone(), token_tls::no_name())
+        .map_err(io::Error::other)?;
+    let mut stream = StreamOwned::new(tls, tcp.try_clone()?);
+    let index = |index: usize| u32::try_from(index).map_err(io::Error::other);
+    let hello = LinkHello {
+        generation: options.generation,
+        from: index(options.process_index)?,
+        to: index(process)?,
+        is_plain: options.is_plain,
     };
-    use_parts(&[b"lockstep link", role, options.job.as_bytes(), &hello.encode(), answer])
+    stream.write_all(&hello.encode_length_delimited_to_vec())?;
+    stream.flush()?;
+    let mut answer = [0];
+    stream.read_exact(&mut answer).map_err(|error| match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
+            io::Error::other("refused the connection: it says why")
+        }
+        _ => error,
+    })?;
+    if answer != [ACCEPTED] {
+        return Err(io::Error::other("runs another version of this program"));
+    }
+    tcp.set_read_timeout(None)?;
+    tcp.set_write_timeout(None)?;
+    let stream: Box<dyn Write + Send> = match options.is_plain {
+        true => Box::new(tcp.try_clone()?),
+        false => Box::new(stream),
+    };
+    Ok(OneWay { tcp, stream })
 }
 
-/// Connects to a process and proves both sides.
-pub(super) fn connect(options: &LinkOptions, process: usize) -> io::Result<TcpStream> {
-    let other = |reason: &str| io::Error::new(ErrorKind::InvalidData, reason.to_owned());
-    let address = options.addresses.get(process).ok_or_else(|| other("has no address"))?;
+fn open(options: &LinkOptions, process: usize) -> io::Result<TcpStream> {
+    let address = options.addresses.get(process).ok_or(ErrorKind::AddrNotAvailable)?;
     let stream = TcpStream::connect_timeout(address, HANDSHAKE_TIMEOUT)?;
     // An address that is not bound yet may be the one from which this connection comes.
     if stream.local_addr()? == stream.peer_addr()? {
@@ -90,45 +94,18 @@ pub(super) fn connect(options: &LinkOptions, process: usize) -> io::Result<TcpSt
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
     stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT))?;
-    let index = |index: usize| u32::try_from(index).map_err(io::Error::other);
-    let hello = Hello {
-        generation: options.generation,
-        from: index(options.process_index)?,
-        to: index(process)?,
-        nonce: random_bytes()?,
-    };
-    let refused = |error: io::Error| match error.kind() {
-        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => other(
-            "refused the connection: it belongs to another job or generation, or has another \
-             secret",
-        ),
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => other("does not answer"),
-        _ => error,
-    };
-    let mut answer = [0; 32];
-    (&stream).write_all(&hello.encode())?;
-    (&stream).read_exact(&mut answer).map_err(refused)?;
-    let proof = with_parts(options, Role::Connecting, &hello, &answer, |x| options.secret.proof(x));
-    (&stream).write_all(&proof)?;
-    let mut proof = [0; 32];
-    (&stream).read_exact(&mut proof).map_err(refused)?;
-    let verify = |parts: &[&[u8]]| options.secret.verify(parts, &proof);
-    if !with_parts(options, Role::Listening, &hello, &answer, verify) {
-        return Err(other("does not have the job's secret"));
-    }
-    stream.set_read_timeout(None)?;
-    stream.set_write_timeout(None)?;
     Ok(stream)
 }
 
 /// A connection that somebody has opened to this process.
 pub(super) struct Guest {
     stream: TcpStream,
+    tls: ServerConnection,
     pub address: SocketAddr,
     since: Instant,
-    received: Vec<u8>,
-    /// After the hello: it, and the nonce that was the answer.
-    hello: Option<(Hello, Nonce)>,
+    num_read: usize,
+    /// The hello, as far as it has come.
+    hello: Vec<u8>,
 }
 
 /// How far a guest's handshake is.
@@ -140,10 +117,11 @@ pub(super) enum HandshakeProgress {
 }
 
 impl Guest {
-    pub fn new(stream: TcpStream, address: SocketAddr) -> io::Result<Self> {
+    pub fn new(keys: &LinkKeys, stream: TcpStream, address: SocketAddr) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, address, since: Instant::now(), received: vec![], hello: None })
+        let tls = ServerConnection::new(keys.server.clone()).map_err(io::Error::other)?;
+        Ok(Self { stream, tls, address, since: Instant::now(), num_read: 0, hello: vec![] })
     }
 
     /// Reads what has come and answers it. Does not wait.
@@ -159,67 +137,88 @@ impl Guest {
     }
 
     fn try_advance(&mut self, options: &LinkOptions) -> Result<Option<usize>, String> {
+        let describe = |error: io::Error| token_tls::describe(&error);
         loop {
-            let missing = match self.hello {
-                None => HELLO_BYTES - self.received.len(),
-                Some(_) => 32 - self.received.len(),
-            };
-            let mut buffer = [0; HELLO_BYTES];
-            match self.stream.read(&mut buffer[..missing]) {
+            match self.tls.read_tls(&mut self.stream) {
                 Ok(0) => return Err("closed the connection".to_owned()),
-                Ok(num_bytes) => self.received.extend_from_slice(&buffer[..num_bytes]),
+                Ok(num_bytes) => self.num_read += num_bytes,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.to_string()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(describe(error)),
             }
-            match self.hello {
-                None => {
-                    if let Ok(hello) = <&[u8; HELLO_BYTES]>::try_from(&self.received[..]) {
-                        let hello = check_hello(options, hello)?;
-                        let answer = random_bytes().map_err(|error| error.to_string())?;
-                        self.send(&answer)?;
-                        self.hello = Some((hello, answer));
-                        self.received.clear();
-                    }
-                }
-                Some((hello, answer)) if self.received.len() == 32 => {
-                    let verify = |parts: &[&[u8]]| options.secret.verify(parts, &self.received);
-                    if !with_parts(options, Role::Connecting, &hello, &answer, verify) {
-                        return Err("does not have the job's secret".to_owned());
-                    }
-                    let prove = |parts: &[&[u8]]| options.secret.proof(parts);
-                    self.send(&with_parts(options, Role::Listening, &hello, &answer, prove))?;
-                    return Ok(Some(hello.from as usize));
-                }
-                Some(_) => {}
+            let processed = self.tls.process_new_packets().map_err(io::Error::other);
+            // Also what is wrong, if something is.
+            let sent = self.send();
+            let available = processed.map_err(describe)?.plaintext_bytes_to_read();
+            sent.map_err(describe)?;
+            if self.num_read > MAX_HANDSHAKE_BYTES {
+                return Err("sends too much before it says who it is".to_owned());
+            }
+            let known = self.hello.len();
+            self.hello.resize(known + available, 0);
+            self.tls.reader().read_exact(&mut self.hello[known..]).map_err(describe)?;
+            if let Some(hello) = decode(&self.hello)? {
+                let process = check(options, &hello)?;
+                let accepted = self.tls.writer().write_all(&[ACCEPTED]);
+                accepted.and_then(|()| self.send()).map_err(describe)?;
+                return Ok(Some(process));
             }
         }
     }
 
     /// The few bytes of an answer fit the buffer of a new connection.
-    fn send(&mut self, bytes: &[u8]) -> Result<(), String> {
-        self.stream.write_all(bytes).map_err(|error| error.to_string())
+    fn send(&mut self) -> io::Result<()> {
+        while self.tls.wants_write() {
+            self.tls.write_tls(&mut self.stream)?;
+        }
+        Ok(())
     }
 
-    /// The connection, with reads and writes that wait.
-    pub fn into_stream(self) -> io::Result<TcpStream> {
+    /// The connection, with reads that wait.
+    pub fn into_incoming(self, is_plain: bool) -> io::Result<Incoming> {
         self.stream.set_nonblocking(false)?;
-        Ok(self.stream)
+        let tcp = self.stream.try_clone()?;
+        let stream: Box<dyn Read + Send> = match is_plain {
+            true => Box::new(self.stream),
+            false => Box::new(StreamOwned::new(self.tls, self.stream)),
+        };
+        Ok(OneWay { tcp, stream })
     }
 }
 
-fn check_hello(options: &LinkOptions, bytes: &[u8; HELLO_BYTES]) -> Result<Hello, String> {
-    let hello = Hello::decode(bytes).ok_or("is not a process of this program")?;
+/// `None` as long as there is more to come.
+fn decode(bytes: &[u8]) -> Result<Option<LinkHello>, String> {
+    // The length is one byte: numbers are few and short.
+    let Some((&length, rest)) = bytes.split_first() else { return Ok(None) };
+    if length >= 0x80 || rest.len() > usize::from(length) {
+        return Err("does not say who it is".to_owned());
+    }
+    if rest.len() < usize::from(length) {
+        return Ok(None);
+    }
+    LinkHello::decode(rest).map(Some).map_err(|error| format!("does not say who it is: {error}"))
+}
+
+/// The process that sends.
+fn check(options: &LinkOptions, hello: &LinkHello) -> Result<usize, String> {
     let (from, to) = (hello.from as usize, hello.to as usize);
-    let LinkOptions { process_index, generation, addresses, .. } = options;
+    let LinkOptions { process_index, generation, addresses, is_plain, .. } = options;
     if hello.generation != *generation {
         return Err(format!("is of generation {}, this is {generation}", hello.generation));
     }
     if to != *process_index {
         return Err(format!("looks for process {to}, this is process {process_index}"));
     }
-    if from <= *process_index || from >= addresses.len() {
+    if from == *process_index || from >= addresses.len() {
         return Err(format!("says that it is process {from}, which does not connect to this one"));
     }
-    Ok(hello)
+    if hello.is_plain != *is_plain {
+        let name = |is_plain| if is_plain { "plain" } else { "tls" };
+        return Err(format!(
+            "has cluster.links = {:?}, this process {:?}: make it the same in all",
+            name(hello.is_plain),
+            name(*is_plain)
+        ));
+    }
+    Ok(from)
 }

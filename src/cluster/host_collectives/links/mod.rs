@@ -1,4 +1,4 @@
-//! TCP connections between all pairs of processes of a job.
+//! Connections between all pairs of processes of a job, one for each direction.
 
 mod handshake;
 #[cfg(test)]
@@ -7,7 +7,7 @@ mod threads;
 
 use std::fmt;
 use std::io::{self, ErrorKind};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use super::call::ReplicaCall;
 use super::exchange::Exchange;
-use crate::cluster::Secret;
-use handshake::{Guest, HandshakeProgress};
+use crate::cluster::{Secret, token_tls};
+use handshake::{Guest, HandshakeProgress, Incoming, LinkKeys, Outgoing};
 use threads::Writers;
 
 /// Handshakes in progress. The oldest one is given up for one more.
@@ -41,6 +41,9 @@ pub struct LinkOptions {
     pub addresses: Vec<SocketAddr>,
     /// What the processes prove that they have.
     pub secret: Secret,
+    /// What the connections carry is neither encrypted nor signed, once both sides have proved that
+    /// they are of the job.
+    pub is_plain: bool,
     /// How long all connections together may take.
     pub deadline: Duration,
     /// Called with a line for each connection that was refused, and why.
@@ -82,23 +85,36 @@ pub enum LinkError {
     Io(#[from] io::Error),
 }
 
-/// Authenticated connections to all other processes of a job.
-#[derive(Debug)]
+/// Authenticated connections to and from all other processes of a job.
 pub struct Links {
     process_index: usize,
     addresses: Vec<SocketAddr>,
     /// By process, `None` for this one.
-    streams: Vec<Option<TcpStream>>,
+    peers: Vec<Option<Link>>,
+}
+
+/// The connections of this process and another one.
+struct Link {
+    outgoing: Outgoing,
+    incoming: Incoming,
+}
+
+impl fmt::Debug for Links {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Links")
+            .field("process_index", &self.process_index)
+            .field("addresses", &self.addresses)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A process to which this one tried to connect.
-type Attempt = (usize, io::Result<TcpStream>);
+type Attempt = (usize, io::Result<Outgoing>);
 
 impl Links {
-    /// Connects to the processes with a lower index, and accepts the others at `listener`, which
-    /// listens at this process's address. Processes may start in any order. A connection that does
-    /// not prove within 5 s that it belongs to the job is closed and reported, and keeps nobody
-    /// else waiting.
+    /// Connects to all other processes, to send, and accepts theirs at `listener`, which listens at
+    /// this process's address. Processes may start in any order. A connection that does not prove
+    /// within 5 s that it belongs to the job is closed and reported, and keeps nobody else waiting.
     ///
     /// # Errors
     /// If a process is still missing at the deadline, or the system refuses sockets or threads.
@@ -110,45 +126,60 @@ impl Links {
         }
         listener.set_nonblocking(true)?;
         let is_over = Arc::new(AtomicBool::new(false));
-        let attempts = connect_to_lower(options, &is_over)?;
-        let streams = Lobby::new(&listener, options).wait(&attempts);
+        let keys = LinkKeys::new(options)?;
+        let attempts = connect_to_others(options, &keys, &is_over)?;
+        let peers = Lobby::new(&listener, options, &keys).wait(&attempts);
         is_over.store(true, Ordering::Release);
-        let streams =
-            streams.map_err(|missing| LinkError::Deadline { deadline: *deadline, missing })?;
-        Ok(Self { process_index: *process_index, addresses: addresses.clone(), streams })
+        let peers =
+            peers.map_err(|missing| LinkError::Deadline { deadline: *deadline, missing })?;
+        Ok(Self { process_index: *process_index, addresses: addresses.clone(), peers })
     }
 
     /// Starts to exchange collectives.
     pub(super) fn start<C: ReplicaCall>(self, deadline: Duration) -> io::Result<Arc<Exchange<C>>> {
-        let Self { process_index, addresses, streams } = self;
-        let writers = Writers::start(process_index, addresses, &streams)?;
+        let Self { process_index, addresses, peers } = self;
+        let (mut outgoing, mut incoming) = (vec![], vec![]);
+        for link in peers {
+            let (out, into) = link.map(|link| (link.outgoing, link.incoming)).unzip();
+            // A direction that breaks ends the other one, where it is noticed.
+            let back = into.as_ref().map(|into| into.tcp.try_clone()).transpose()?;
+            let there = out.as_ref().map(|out| out.tcp.try_clone()).transpose()?;
+            outgoing.push(out.zip(back));
+            incoming.push(into.zip(there));
+        }
+        let writers = Writers::start(process_index, addresses, outgoing)?;
         let exchange = Exchange::new(deadline, Some(Box::new(writers)))?;
         let exchange: Arc<Exchange<C>> = exchange;
-        for (process, stream) in streams.into_iter().enumerate() {
-            let Some(stream) = stream else { continue };
+        for (process, incoming) in incoming.into_iter().enumerate() {
+            let Some((incoming, there)) = incoming else { continue };
             let buffers = exchange.buffers().clone();
             let exchange: Weak<Exchange<C>> = Arc::downgrade(&exchange);
             let thread = thread::Builder::new().name(format!("receive-{process}"));
-            thread.spawn(move || threads::receive(&exchange, process, &stream, &buffers))?;
+            thread.spawn(move || {
+                threads::receive(&exchange, process, incoming, &there, &buffers);
+            })?;
         }
         Ok(exchange)
     }
 }
 
-/// Tries to connect to each process with a lower index until that succeeds, on a thread for each.
-/// Failures are sent, too.
-fn connect_to_lower(
+/// Tries to connect to each other process until that succeeds, on a thread for each. Failures are
+/// sent, too.
+fn connect_to_others(
     options: &LinkOptions,
+    keys: &LinkKeys,
     is_over: &Arc<AtomicBool>,
 ) -> io::Result<Receiver<Attempt>> {
     let (sender, attempts) = mpsc::channel();
-    for process in 0..options.process_index {
-        let (options, is_over, sender) = (options.clone(), is_over.clone(), sender.clone());
+    let own = options.process_index;
+    for process in (0..options.addresses.len()).filter(|process| *process != own) {
+        let (options, keys) = (options.clone(), keys.clone());
+        let (is_over, sender) = (is_over.clone(), sender.clone());
         let thread = thread::Builder::new().name(format!("connect-{process}"));
         thread.spawn(move || {
             let mut pause = Duration::from_millis(20);
             while !is_over.load(Ordering::Acquire) {
-                let attempt = handshake::connect(&options, process);
+                let attempt = handshake::connect(&options, &keys, process);
                 let is_done = attempt.is_ok();
                 if sender.send((process, attempt)).is_err() || is_done {
                     return;
@@ -165,43 +196,54 @@ fn connect_to_lower(
 struct Lobby<'o> {
     listener: &'o TcpListener,
     options: &'o LinkOptions,
+    keys: &'o LinkKeys,
     guests: Vec<Guest>,
-    streams: Vec<Option<TcpStream>>,
+    outgoing: Vec<Option<Outgoing>>,
+    incoming: Vec<Option<Incoming>>,
     /// Why the last attempt to connect to a process failed.
     errors: Vec<Option<String>>,
     accept_error: Option<ErrorKind>,
 }
 
 impl<'o> Lobby<'o> {
-    fn new(listener: &'o TcpListener, options: &'o LinkOptions) -> Self {
+    fn new(listener: &'o TcpListener, options: &'o LinkOptions, keys: &'o LinkKeys) -> Self {
         let num_processes = options.addresses.len();
         Self {
             listener,
             options,
+            keys,
             guests: vec![],
-            streams: (0..num_processes).map(|_| None).collect(),
+            outgoing: (0..num_processes).map(|_| None).collect(),
+            incoming: (0..num_processes).map(|_| None).collect(),
             errors: vec![None; num_processes],
             accept_error: None,
         }
     }
 
-    /// The connections to all other processes, or what is missing at the deadline.
-    fn wait(mut self, attempts: &Receiver<Attempt>) -> Result<Vec<Option<TcpStream>>, Vec<String>> {
+    /// The connections with all other processes, or what is missing at the deadline.
+    fn wait(mut self, attempts: &Receiver<Attempt>) -> Result<Vec<Option<Link>>, Vec<String>> {
         let from = Instant::now();
         loop {
             while let Ok((process, attempt)) = attempts.try_recv() {
                 match attempt {
-                    Ok(stream) => self.streams[process] = Some(stream),
-                    Err(error) => self.errors[process] = Some(error.to_string()),
+                    Ok(outgoing) => self.outgoing[process] = Some(outgoing),
+                    Err(error) => self.errors[process] = Some(token_tls::describe(&error)),
                 }
             }
             self.accept();
             self.advance();
             let own = self.options.process_index;
-            let is_missing = |process: &usize| *process != own && self.streams[*process].is_none();
-            let missing: Vec<_> = (0..self.streams.len()).filter(is_missing).collect();
+            let is_missing = |process: &usize| {
+                let (outgoing, incoming) = (&self.outgoing[*process], &self.incoming[*process]);
+                *process != own && (outgoing.is_none() || incoming.is_none())
+            };
+            let missing: Vec<_> = (0..self.outgoing.len()).filter(is_missing).collect();
             if missing.is_empty() {
-                return Ok(self.streams);
+                let pairs = self.outgoing.into_iter().zip(self.incoming);
+                let link = |(out, into): (Option<_>, Option<_>)| {
+                    out.zip(into).map(|(outgoing, incoming)| Link { outgoing, incoming })
+                };
+                return Ok(pairs.map(link).collect());
             }
             if from.elapsed() > self.options.deadline {
                 return Err(missing.into_iter().map(|process| self.explain(process)).collect());
@@ -213,11 +255,13 @@ impl<'o> Lobby<'o> {
     fn explain(&self, process: usize) -> String {
         let address = self.options.addresses[process];
         match &self.errors[process] {
-            Some(error) => format!("process {process} ({address}): {error}"),
-            None if process < self.options.process_index => {
+            Some(error) if self.outgoing[process].is_none() => {
+                format!("process {process} ({address}): {error}")
+            }
+            _ if self.outgoing[process].is_none() => {
                 format!("process {process} ({address}) does not answer")
             }
-            None => format!("process {process} ({address}) has not connected to this one"),
+            _ => format!("process {process} ({address}) has not connected to this one"),
         }
     }
 
@@ -234,7 +278,7 @@ impl<'o> Lobby<'o> {
                         let oldest = self.guests.remove(0);
                         self.report(oldest.address, "gave way to newer ones");
                     }
-                    self.guests.extend(Guest::new(stream, address));
+                    self.guests.extend(Guest::new(self.keys, stream, address));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -256,10 +300,12 @@ impl<'o> Lobby<'o> {
                 HandshakeProgress::Pending => self.guests.push(guest),
                 HandshakeProgress::Refused(reason) => self.report(guest.address, &reason),
                 // A newer connection replaces an older one, which its process has given up.
-                HandshakeProgress::Member(process) => match guest.into_stream() {
-                    Ok(stream) => self.streams[process] = Some(stream),
-                    Err(error) => self.errors[process] = Some(error.to_string()),
-                },
+                HandshakeProgress::Member(process) => {
+                    match guest.into_incoming(self.options.is_plain) {
+                        Ok(incoming) => self.incoming[process] = Some(incoming),
+                        Err(error) => self.errors[process] = Some(error.to_string()),
+                    }
+                }
             }
         }
     }

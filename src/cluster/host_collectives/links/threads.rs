@@ -10,6 +10,7 @@ use std::{io, thread};
 use super::super::call::ReplicaCall;
 use super::super::exchange::{Exchange, Outbox};
 use super::super::frame::{FrameKind, HEADER_BYTES, Header, Payload, PayloadBuffers};
+use super::handshake::{Incoming, Outgoing};
 
 /// Frames of up to this size are copied so that they are sent at once.
 const MAX_JOINED_BYTES: usize = 1 << 14;
@@ -19,12 +20,12 @@ pub(super) struct Writers {
     process_index: usize,
     addresses: Vec<SocketAddr>,
     /// By process. `None` for this one, and once closed.
-    queues: Vec<Mutex<Option<Sender<Outgoing>>>>,
+    queues: Vec<Mutex<Option<Sender<Frame>>>>,
     /// Disconnected once all writers have ended.
     ended: Mutex<Receiver<()>>,
 }
 
-struct Outgoing {
+struct Frame {
     header: Header,
     payload: Arc<Payload>,
 }
@@ -33,18 +34,18 @@ impl Writers {
     pub fn start(
         process_index: usize,
         addresses: Vec<SocketAddr>,
-        streams: &[Option<TcpStream>],
+        streams: Vec<Option<(Outgoing, TcpStream)>>,
     ) -> io::Result<Self> {
         let (alive, ended) = mpsc::channel();
         let mut queues = vec![];
-        for (process, stream) in streams.iter().enumerate() {
+        for (process, stream) in streams.into_iter().enumerate() {
             let mut queue = None;
-            if let Some(stream) = stream {
+            if let Some((outgoing, back)) = stream {
                 let (sender, receiver) = mpsc::channel();
-                let (stream, alive) = (stream.try_clone()?, alive.clone());
+                let alive = alive.clone();
                 let thread = thread::Builder::new().name(format!("send-{process}"));
                 thread.spawn(move || {
-                    send_all(&stream, &receiver);
+                    send_all(outgoing, &back, &receiver);
                     drop(alive);
                 })?;
                 queue = Some(sender);
@@ -70,7 +71,7 @@ impl Outbox for Writers {
             && let Some(queue) = &*queue.unwrap_or_else(PoisonError::into_inner)
         {
             // A writer ends when its connection breaks, which the reader reports.
-            let _ = queue.send(Outgoing { header, payload });
+            let _ = queue.send(Frame { header, payload });
         }
     }
 
@@ -93,34 +94,37 @@ impl Outbox for Writers {
 }
 
 /// Sends frames until the queue is closed, then says goodbye.
-fn send_all(stream: &TcpStream, queue: &Receiver<Outgoing>) {
+fn send_all(outgoing: Outgoing, back: &TcpStream, queue: &Receiver<Frame>) {
+    let Outgoing { tcp, mut stream } = outgoing;
     let goodbye = || {
         let header = Header::of_launch(FrameKind::Goodbye, 0);
-        Outgoing { header, payload: Arc::default() }
+        Frame { header, payload: Arc::default() }
     };
     let mut joined = Vec::with_capacity(HEADER_BYTES + MAX_JOINED_BYTES);
     let sent = queue
         .iter()
         .chain(std::iter::once_with(goodbye))
-        .try_for_each(|outgoing| send(stream, &outgoing, &mut joined));
-    // The reader notices, and reports it.
+        .try_for_each(|frame| send(&mut stream, &frame, &mut joined));
     let _ = match sent {
-        Ok(()) => stream.shutdown(Shutdown::Write),
-        Err(_) => stream.shutdown(Shutdown::Both),
+        Ok(()) => tcp.shutdown(Shutdown::Write),
+        // The reader of this process notices, and reports it.
+        Err(_) => back.shutdown(Shutdown::Both).and_then(|()| tcp.shutdown(Shutdown::Both)),
     };
 }
 
-fn send(mut stream: &TcpStream, outgoing: &Outgoing, joined: &mut Vec<u8>) -> io::Result<()> {
-    let payload = outgoing.payload.bytes();
-    let header = outgoing.header.encode(payload.len());
+fn send(stream: &mut impl Write, frame: &Frame, joined: &mut Vec<u8>) -> io::Result<()> {
+    let payload = frame.payload.bytes();
+    let header = frame.header.encode(payload.len());
     if payload.len() > MAX_JOINED_BYTES {
         stream.write_all(&header)?;
-        return stream.write_all(payload);
+        stream.write_all(payload)?;
+    } else {
+        joined.clear();
+        joined.extend_from_slice(&header);
+        joined.extend_from_slice(payload);
+        stream.write_all(joined)?;
     }
-    joined.clear();
-    joined.extend_from_slice(&header);
-    joined.extend_from_slice(payload);
-    stream.write_all(joined)
+    stream.flush()
 }
 
 /// Delivers the frames of a process until it says goodbye, or the connection breaks, or the
@@ -128,9 +132,11 @@ fn send(mut stream: &TcpStream, outgoing: &Outgoing, joined: &mut Vec<u8>) -> io
 pub(super) fn receive<C: ReplicaCall>(
     exchange: &Weak<Exchange<C>>,
     process: usize,
-    stream: &TcpStream,
+    incoming: Incoming,
+    there: &TcpStream,
     buffers: &Arc<PayloadBuffers>,
 ) {
+    let Incoming { tcp, stream } = incoming;
     let mut reader = BufReader::with_capacity(MAX_JOINED_BYTES, stream);
     let lost = loop {
         let frame = read_frame(&mut reader, buffers);
@@ -146,7 +152,8 @@ pub(super) fn receive<C: ReplicaCall>(
         }
     };
     // Whatever else it sends is not read, and it must notice.
-    let _ = stream.shutdown(Shutdown::Both);
+    let _ = tcp.shutdown(Shutdown::Both);
+    let _ = there.shutdown(Shutdown::Both);
     if let Some(exchange) = exchange.upgrade() {
         exchange.lose(process, &lost);
     }
