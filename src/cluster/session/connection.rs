@@ -52,8 +52,8 @@ pub struct Contact {
     pub job: String,
     /// The secret of the job.
     pub secret: Secret,
-    /// Certificate authority of the coordinator's certificate, in PEM; `None`: it shows the key that
-    /// follows from the secret.
+    /// Certificate authority of the coordinator's certificate, in PEM; `None`: it shows the key
+    /// that follows from the secret.
     pub tls: Option<Vec<u8>>,
 }
 

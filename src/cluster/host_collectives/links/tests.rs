@@ -239,42 +239,6 @@ fn only_plain_links_show_what_they_carry() {
     }
 }
 
-/// Prints the throughput of links.
-#[test]
-#[ignore = "measures; of the full set"]
-fn throughput_of_tls_and_plain() {
-    const NUM_BYTES: usize = 1 << 28;
-    for is_plain in [false, true, false, true] {
-        let (listeners, mut options, _) = job(2);
-        options.iter_mut().for_each(|options| options.is_plain = is_plain);
-        let mut links = connect_all(listeners, &options, |_| Duration::ZERO);
-        let mut outgoing = links.remove(1).peers.remove(0).unwrap().outgoing.stream;
-        let mut incoming = links.remove(0).peers.remove(1).unwrap().incoming.stream;
-        let mut rates: Vec<f64> = (0..7)
-            .map(|_| {
-                let from = Instant::now();
-                thread::scope(|scope| {
-                    scope.spawn(|| {
-                        let bytes = vec![7; 1 << 22];
-                        for _ in 0..NUM_BYTES >> 22 {
-                            outgoing.write_all(&bytes).unwrap();
-                        }
-                        outgoing.flush().unwrap();
-                    });
-                    let mut bytes = vec![0; 1 << 20];
-                    for _ in 0..NUM_BYTES >> 20 {
-                        incoming.read_exact(&mut bytes).unwrap();
-                    }
-                });
-                NUM_BYTES as f64 / from.elapsed().as_secs_f64() / 1e9
-            })
-            .collect();
-        rates.sort_by(f64::total_cmp);
-        let name = if is_plain { "plain" } else { "tls" };
-        println!("{name}: {:.2} GB/s, {:.2} to {:.2}", rates[3], rates[0], rates[6]);
-    }
-}
-
 #[test]
 fn a_silent_connection_is_closed_after_a_while() {
     let (mut listeners, mut options, lines) = job(2);
