@@ -399,7 +399,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every Rust file under the directories.
+/// Every Rust file under the directories that a person has written.
 fn files(dirs: &[&str]) -> Vec<File> {
     let mut found = vec![];
     let mut pending: Vec<PathBuf> = dirs.iter().map(|dir| root().join(dir)).collect();
@@ -408,7 +408,9 @@ fn files(dirs: &[&str]) -> Vec<File> {
         for path in entries.map(|entry| entry.unwrap().path()) {
             if path.is_dir() {
                 pending.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
+            } else if path.extension().is_some_and(|extension| extension == "rs")
+                && !path.ends_with("generated.rs")
+            {
                 let name = path.strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
                 found.push(File::new(&name, &fs::read_to_string(&path).unwrap()));
             }
