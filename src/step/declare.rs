@@ -94,12 +94,8 @@ impl<'a> StepSpec<'a> {
         let params = params.map(|_, parameter| {
             let leaf = parameter.leaf();
             let row = leaf.row();
-            let tensor = match parameter.tensor {
-                TensorUse::Cut(dim) => Some(dim),
-                TensorUse::Replicated | TensorUse::Varying => None,
-            };
-            let sharding = self.plan.layout(&row.dims, tensor).sharding(row.dims.len());
-            leaf.with_row_sharding(&sharding)
+            let layout = self.plan.layout(&row.dims, parameter.tensor.cut_dim());
+            leaf.with_row_sharding(&layout.sharding(row.dims.len()))
         });
         self.optimizer.check(&params)?;
         let opt_state = self.optimizer.init(&params);
@@ -271,7 +267,7 @@ impl DeclaredStep<'_> {
         let batch_axes = self.spec.plan.batch_axes();
         match self.params[path].tensor {
             TensorUse::Varying => batch_axes | Axis::Tensor.into(),
-            TensorUse::Replicated | TensorUse::Cut(_) => batch_axes,
+            _ => batch_axes,
         }
     }
 
