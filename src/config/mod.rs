@@ -253,7 +253,9 @@ impl Config {
                 .any(|set| set.strip_prefix(UNSET).unwrap_or(set).trim_start().starts_with("mesh."))
         {
             // Keys that need an axis which the other mesh may lack, or which it excludes.
-            for key in ["zero", "gather_dtype", "pipeline_chunks", "pipeline_schedule"] {
+            for key in
+                ["zero", "gather_dtype", "gather_exact", "pipeline_chunks", "pipeline_schedule"]
+            {
                 parallel.remove(key);
             }
         }
@@ -496,6 +498,15 @@ fn check_pad_to(train: &TrainConfig, data: &DataConfig, errors: &mut KeyErrors) 
 /// A stage of ZeRO without sharded state has no meaning: the run would keep whole copies where
 /// shards were asked for. Nor has the dtype of gathers without any.
 fn check_sharded(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
+    if parallel.gather_exact.is_some()
+        && parallel.gather_dtype.is_none()
+        && errors.none_of(&["parallel.gather_dtype", "parallel.gather_exact"])
+    {
+        let problem = "without parallel.gather_dtype all parameters are gathered as they are; set \
+                       that, or leave out parallel.gather_exact (--unset parallel.gather_exact)";
+        let problem = Problem::Inconsistent(problem.to_owned());
+        errors.push(KeyError::new("parallel.gather_exact", problem));
+    }
     let stage = parallel.zero.map(|stage| {
         ("parallel.zero", format!("stage {stage} shards the state over mesh.fsdp replicas"))
     });

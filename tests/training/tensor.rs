@@ -8,7 +8,7 @@ use hlo::{
     Axis, DType, Graph, LeafSpec, Literal, Mesh, Tensor, Tree, communication, count, interpret,
 };
 use lockstep::config::OnNonfinite;
-use lockstep::optim::chain;
+use lockstep::optim::{Mask, chain};
 use lockstep::parallel::{GatherAt, ParallelPlan, PlainSum};
 use lockstep::step::{self, BatchField, DeclaredStep, StepSpec};
 use models::encoder::{Encoder, EncoderFamily, Head};
@@ -191,6 +191,7 @@ fn with_microbatches<R>(
         num_microbatches,
         precision: Precision::uniform(DType::F64),
         optimizer: &chain(vec![]),
+        gather_mask: &Mask::Matrices,
         synchronize: &PlainSum,
         on_nonfinite: OnNonfinite::Stop,
         attention: AttentionKernels::None,
