@@ -1,6 +1,6 @@
 //! The events of a run ([`RunEvent`]), and where they go ([`Sink`]): a line per step in
-//! `metrics.jsonl`, one object in `summary.json`, and a progress bar or lines on stderr (phase:
-//! run).
+//! `metrics.jsonl`, one object in `summary.json`, TensorBoard's files, and a progress bar or lines
+//! on stderr (phase: run).
 //!
 //! Sinks only report; `train` decides. Between the start and the end of the steps, a sink can
 //! neither stop nor slow a run: what takes time goes through a [`Writer`], which says where that
@@ -19,6 +19,7 @@ mod progress;
 mod sink;
 mod spans;
 mod summary;
+mod tensorboard;
 mod terminal;
 mod timer;
 mod waiting;
@@ -40,6 +41,7 @@ pub use progress::ProgressDisplay;
 pub use sink::{FlushLater, Sink, Sinks};
 pub use spans::{StartupSpan, StartupSpans};
 pub use summary::{Status, Summary, SummaryFile};
+pub use tensorboard::TensorBoard;
 pub use terminal::Terminal;
 pub use timer::{StepTimer, median};
 pub use waiting::Waiting;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Error, Jsonl, RunEvent, RunInfo, Summary, SummaryFile, Terminal};
+use super::{Error, Jsonl, RunEvent, RunInfo, Summary, SummaryFile, TensorBoard, Terminal};
 
 /// Waits until everything that a sink got before has been written, on any thread.
 pub type FlushLater = Box<dyn FnOnce() -> Result<(), Error> + Send>;
@@ -38,14 +38,18 @@ pub struct Sinks {
 }
 
 impl Sinks {
-    /// Makes all sinks and sends them `Started`. Files are written into the directory `out`.
+    /// Makes all sinks and sends them `Started`. Files are written into the directory `out`, those
+    /// of TensorBoard if asked for.
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub fn start(out: Option<&Path>, info: RunInfo) -> Result<Self, Error> {
+    pub fn start(out: Option<&Path>, has_tensorboard: bool, info: RunInfo) -> Result<Self, Error> {
         let mut others: Vec<Box<dyn Sink>> = vec![];
         if let Some(dir) = out {
             others.push(Box::new(Jsonl::new(dir)));
+            if has_tensorboard {
+                others.push(Box::new(TensorBoard::new(dir)));
+            }
         }
         others.push(Box::new(Terminal::default()));
         Self::begin(out, others, info)
@@ -125,7 +129,7 @@ mod tests {
     fn every_metric_of_an_evaluation_is_in_the_line_of_its_step_and_in_the_summary() {
         let dir = tempfile::tempdir().unwrap();
         let info = RunInfo { planned_steps: 6, ..RunInfo::default() };
-        let mut sinks = Sinks::start(Some(dir.path()), info).unwrap();
+        let mut sinks = Sinks::start(Some(dir.path()), false, info).unwrap();
         let summary = || -> Value {
             let text = fs::read_to_string(dir.path().join(Summary::FILE)).unwrap();
             serde_json::from_str(&text).unwrap()
@@ -173,7 +177,7 @@ mod tests {
     fn totals_and_slow_processes_are_in_the_lines_and_in_the_summary() {
         static WAIT: Metric = Metric::number("wait_ms").summed_as("wait_secs");
         let dir = tempfile::tempdir().unwrap();
-        let mut sinks = Sinks::start(Some(dir.path()), RunInfo::default()).unwrap();
+        let mut sinks = Sinks::start(Some(dir.path()), false, RunInfo::default()).unwrap();
         let steps = (0..3).map(|step| StepMetrics {
             step,
             // The first step does not know.
@@ -218,9 +222,10 @@ mod tests {
     fn a_run_whose_files_cannot_be_made_does_not_start() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(Jsonl::FILE), "another run's").unwrap();
-        let error = Sinks::start(Some(dir.path()), RunInfo::default()).err().unwrap().to_string();
+        let error =
+            Sinks::start(Some(dir.path()), false, RunInfo::default()).err().unwrap().to_string();
         assert!(error.contains("metrics.jsonl: File exists"), "{error}");
-        let gone = Sinks::start(Some(&dir.path().join("gone")), RunInfo::default());
+        let gone = Sinks::start(Some(&dir.path().join("gone")), false, RunInfo::default());
         let error = gone.err().unwrap().to_string();
         assert!(error.contains("gone/summary.json"), "{error}");
     }

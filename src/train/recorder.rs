@@ -74,6 +74,7 @@ impl Recorder {
             failed_generations: processes.failed_generations(),
             progress: progress.clone(),
         };
+        let has_tensorboard = job.config.observe.tensorboard;
         let sinks = match &dir {
             Some(dir) => {
                 dir.begin()?;
@@ -81,10 +82,10 @@ impl Recorder {
                 let written = replace_file(&path, resolved.as_bytes());
                 written
                     .map_err(|source| observe::Error::Write { path, source })
-                    .and_then(|()| Sinks::start(Some(dir.path()), info))
+                    .and_then(|()| Sinks::start(Some(dir.path()), has_tensorboard, info))
                     .inspect_err(|_| dir.give_up())?
             }
-            None if processes.is_first() => Sinks::start(None, info)?,
+            None if processes.is_first() => Sinks::start(None, false, info)?,
             None => Sinks::start_silent(info)?,
         };
         Ok(Self {
