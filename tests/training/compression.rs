@@ -53,9 +53,10 @@ fn losses(sets: &[&str], scheme: &str) -> [f64; 3] {
 }
 
 #[test]
+#[ignore = "trains for a minute; of the full set"]
 fn error_feedback_makes_up_for_what_is_not_sent() {
-    let sgd = ["optimizer.name=sgd", "schedule.peak=0.3", "parallel.top_k_block=128"];
-    for (sets, scheme) in [(&[][..], POWER_SGD), (&sgd[..2], TOP_K)] {
+    let sgd = ["optimizer.name=sgd", "schedule.peak=0.3"];
+    for (sets, scheme) in [(&[][..], POWER_SGD), (&sgd[..], TOP_K)] {
         let found @ [plain, with, without] = losses(sets, scheme);
         println!("{scheme}: {found:?}");
         assert!(with < 1.05 * plain && without > 1.1 * plain, "{scheme}: {found:?}");

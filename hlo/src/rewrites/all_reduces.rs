@@ -269,6 +269,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::rewrites::ReplicaSums;
     use crate::{Axis, DType, Literal, communication, interpret, trace};
 
     /// Two tensors in one all_reduce, one in a loop, and one too small to be written.
@@ -387,7 +388,7 @@ mod tests {
                 Algorithm::ALL.into_iter().flat_map(|a| [1, 2, 4].map(|per_host| (a, per_host)))
             {
                 let found = communication(&write_all_reduces(&direct, algorithm, per_host));
-                let choose = |_| Some(algorithm);
+                let choose = |sum| ReplicaSums::By(algorithm).algorithm(sum);
                 let said = communication(&direct).into_iter().flat_map(|one| {
                     let written = written_all_reduce(&one, &mesh, &choose, per_host);
                     written.map_or_else(|| vec![one], |(_, messages)| messages)
