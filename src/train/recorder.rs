@@ -70,6 +70,7 @@ impl Recorder {
                 .first()
                 .map_or(String::new(), |device| device.kind.clone()),
             version: env!("CARGO_PKG_VERSION"),
+            config: resolved.to_owned(),
             resumed_from: resumed.map(|from| from.location().to_string()),
             failed_generations: processes.failed_generations(),
             progress: progress.clone(),

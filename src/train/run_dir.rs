@@ -374,7 +374,7 @@ fn keys_of(dir: &Path) -> Option<(Option<String>, Option<i64>)> {
 
 /// `true` for the names of folders.
 fn is_folder(name: &str) -> bool {
-    name == CheckpointConfig::DIR
+    [CheckpointConfig::DIR, TensorBoard::DIR].contains(&name)
 }
 
 /// The files of a run that are in a directory.
