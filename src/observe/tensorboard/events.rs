@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use prost::Message;
 
 use super::messages::{
-    Event, EventValue, EventValues, HParam, HParamKind, HParamsPluginData, PluginData,
+    BoardEvent, EventValue, EventValues, HParam, HParamKind, HParamsPluginData, PluginData,
     SessionEndInfo, SessionLog, SessionStartInfo, TensorDim, TensorDims, TextTensor, ValueMetadata,
 };
 use crate::observe::event::eval_field;
@@ -15,7 +15,7 @@ use crate::observe::{EvalResult, Status, StepEval, StepMetrics};
 /// The metric that is an event's own time.
 const TIME: &str = "time";
 
-impl Event {
+impl BoardEvent {
     /// The first of a file.
     pub(super) fn version() -> Self {
         Self { file_version: Some("brain.Event:2".to_owned()), ..Self::now(0) }

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use prost::{Message, Oneof};
 
-/// An element of a file.
+/// `Event`: an element of a file.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Event {
+pub(super) struct BoardEvent {
     /// Seconds since 1970.
     #[prost(double, tag = "1")]
     pub wall_time: f64,

@@ -11,7 +11,7 @@ use prost::Message;
 
 use super::{Error, FlushLater, RunEvent, Sink, Writer, WriterTarget, say};
 use events::unix_secs;
-use messages::Event;
+use messages::BoardEvent;
 
 /// Writes the numbers of `metrics.jsonl` as scalars of the same names into a file in
 /// `DIR/tensorboard`, which `tensorboard --logdir DIR` shows while the run goes on; and the
@@ -34,7 +34,7 @@ impl TensorBoard {
         Self { dir: dir.join(Self::DIR), writer: None, error: None }
     }
 
-    fn write(&self, event: Event) {
+    fn write(&self, event: BoardEvent) {
         if let Some(writer) = &self.writer {
             writer.write(event);
         }
@@ -49,21 +49,21 @@ impl Sink for TensorBoard {
                     Err(error) => self.error = Some(error),
                     Ok(writer) => self.writer = Some(writer),
                 }
-                self.write(Event::version());
+                self.write(BoardEvent::version());
                 if info.resumed_from.is_some() {
-                    self.write(Event::restart(info.progress.num_steps));
+                    self.write(BoardEvent::restart(info.progress.num_steps));
                 }
-                self.write(Event::of_config(&info.config));
-                self.write(Event::of_hparams(&info.config));
+                self.write(BoardEvent::of_config(&info.config));
+                self.write(BoardEvent::of_hparams(&info.config));
             }
             RunEvent::Launch(launch) => {
                 for step in &launch.steps {
-                    self.write(Event::of_step(step));
+                    self.write(BoardEvent::of_step(step));
                 }
             }
-            RunEvent::Evaluated { eval, .. } => self.write(Event::of_eval(eval)),
+            RunEvent::Evaluated { eval, .. } => self.write(BoardEvent::of_eval(eval)),
             RunEvent::Ended(end) => {
-                if let Some(event) = Event::of_end(end.status) {
+                if let Some(event) = BoardEvent::of_end(end.status) {
                     self.write(event);
                 }
             }
@@ -136,9 +136,9 @@ fn next_place(dir: &Path) -> io::Result<u64> {
 }
 
 impl WriterTarget for EventFile {
-    type Item = Event;
+    type Item = BoardEvent;
 
-    fn add(&mut self, event: Event) {
+    fn add(&mut self, event: BoardEvent) {
         if self.pending.len() > MAX_PENDING_BYTES {
             self.num_lost += 1;
             return;
@@ -216,7 +216,7 @@ mod tests {
     }
 
     /// The events of each file, in the order of the names, with their checksums checked.
-    fn files(dir: &Path) -> Vec<Vec<Event>> {
+    fn files(dir: &Path) -> Vec<Vec<BoardEvent>> {
         let mut paths: Vec<_> = fs::read_dir(dir.join(TensorBoard::DIR)).unwrap().collect();
         paths.sort_by_key(|path| path.as_ref().unwrap().path());
         let read = |path: io::Result<fs::DirEntry>| {
@@ -226,7 +226,7 @@ mod tests {
                 let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
                 let data = &rest[12..12 + length];
                 assert_eq!(record(data), &rest[..length + 16]);
-                events.push(Event::decode(data).unwrap());
+                events.push(BoardEvent::decode(data).unwrap());
                 rest = &rest[length + 16..];
             }
             events
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(events[0].file_version.as_deref(), Some("brain.Event:2"));
         assert_eq!(events[3].wall_time, 1e9 + 0.25);
         // A NaN is equal to nothing, so that numbers are compared as texts.
-        let scalars = |event: &Event| {
+        let scalars = |event: &BoardEvent| {
             let values = event.summary.iter().flat_map(|summary| &summary.value);
             let values = values.map(|value| {
                 (value.tag.clone(), format!("{}", value.simple_value.unwrap_or(-1.0)))
@@ -284,7 +284,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         drop(started(dir.path(), None));
         let events = &files(dir.path())[0];
-        let value = |event: &Event| event.summary.clone().unwrap().value[0].clone();
+        let value = |event: &BoardEvent| event.summary.clone().unwrap().value[0].clone();
         let text = value(&events[1]).tensor.unwrap().string_val;
         let expected = "    [train]\n    steps = 9\n    [optimizer]\n    name = \"sgd\"\n    \
                         nesterov = true\n";
@@ -293,7 +293,8 @@ mod tests {
         assert_eq!(data.plugin_name, "hparams");
         let data = messages::HParamsPluginData::decode(&*data.content).unwrap();
         let hparams = data.session_start_info.unwrap().hparams;
-        let hparams: Vec<_> = hparams.into_iter().map(|(key, of)| (key, of.kind.unwrap())).collect();
+        let hparams: Vec<_> =
+            hparams.into_iter().map(|(key, of)| (key, of.kind.unwrap())).collect();
         let named = |name: &str, value| (name.to_owned(), value);
         let expected = [
             named("optimizer.name", messages::HParamKind::String("sgd".to_owned())),
@@ -329,12 +330,12 @@ mod tests {
         let file = File::options().write(true).open(full).unwrap();
         let path = full.to_owned();
         let mut events = EventFile { path, file, pending: vec![], num_lost: 0, has_said: false };
-        events.add(Event::version());
+        events.add(BoardEvent::version());
         assert!(events.try_to_write(), "the event waits");
         events.flush().unwrap();
         assert!(events.has_said);
         events.pending.resize(MAX_PENDING_BYTES + 1, 0);
-        events.add(Event::version());
+        events.add(BoardEvent::version());
         assert_eq!((events.num_lost, events.pending.len()), (1, MAX_PENDING_BYTES + 1));
         events.flush().unwrap();
         assert_eq!(events.num_lost, 0, "said");
