@@ -38,7 +38,7 @@ fn numbers(body: &str) -> BTreeMap<String, f64> {
 }
 
 const SETS: [&str; 4] =
-    ["model.hidden=[8]", "train.epochs=100", "train.eval_every=100", "checkpoint.every_steps=100"];
+    ["model.hidden=[8]", "train.epochs=30", "train.eval_every=100", "checkpoint.every_steps=100"];
 
 /// A scrape late in a run that is scraped all the time, while others are slow or send garbage.
 fn last_scrape(dir: &Path) -> String {
@@ -86,7 +86,7 @@ fn slow_clients_and_garbage_cost_only_themselves() {
             assert_eq!(Some(found[name]), value.as_f64(), "{name}");
         }
     }
-    assert_eq!(found["planned_steps"], 2200.0);
+    assert_eq!(found["planned_steps"], 660.0);
     let sum = |field: &str| {
         lines[..num_steps].iter().map(|line| line[field].as_f64().unwrap() / 1e3).sum::<f64>()
     };
@@ -109,8 +109,8 @@ fn a_port_in_use_is_found_before_training() {
     let said = format!("error: cannot listen on port {port} of 127.0.0.1: Address already in use");
     assert!(done.stderr.contains(&said), "{}", done.stderr);
     assert!(!out.exists());
-    let done = lockstep(&train_args(&["observe.prometheus=9464"], &[]));
-    assert_eq!(done.code, Some(2), "{}", done.stderr);
+    let done = lockstep(&train_args(&["observe.prometheus=localhost"], &[]));
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
     assert!(done.stderr.contains("HOST:PORT"), "{}", done.stderr);
 }
 
