@@ -37,6 +37,7 @@ mod key;
 mod keys;
 mod lines;
 mod mesh;
+mod observe;
 mod optimizer;
 mod overrides;
 mod patterns;
@@ -73,6 +74,7 @@ pub use file::{cache_dir, expand_home, open_regular, read_regular};
 pub use folder::{FolderClasses, FolderConfig, FolderError};
 pub use key::OnResume;
 pub use mesh::{MeshConfig, UnevenMesh};
+pub use observe::ObserveConfig;
 pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
 pub use patterns::{PatternNumbers, Patterns};
 pub use reference::reference;
@@ -128,12 +130,14 @@ pub struct Config {
     pub checkpoint: CheckpointConfig,
     /// `[cluster]`.
     pub cluster: ClusterConfig,
+    /// `[observe]`.
+    pub observe: ObserveConfig,
     /// `[check]`.
     pub check: CheckConfig,
 }
 
 /// All sections.
-const SECTIONS: [SectionInfo; 12] = [
+const SECTIONS: [SectionInfo; 13] = [
     info::<ModelConfig>(),
     info::<DataConfig>(),
     info::<TrainConfig>(),
@@ -145,6 +149,7 @@ const SECTIONS: [SectionInfo; 12] = [
     info::<CompileConfig>(),
     info::<CheckpointConfig>(),
     info::<ClusterConfig>(),
+    info::<ObserveConfig>(),
     info::<CheckConfig>(),
 ];
 
@@ -341,6 +346,7 @@ impl Config {
         let compile = read_section(file, errors);
         let checkpoint = read_section(file, errors);
         let cluster = read_section(file, errors);
+        let observe = read_section(file, errors);
         let check = read_section(file, errors);
         if let (Some(optimizer), Some(train)) = (&optimizer, &train)
             && errors.none_of(&["train.precision"])
@@ -381,6 +387,7 @@ impl Config {
             compile: compile?,
             checkpoint: checkpoint?,
             cluster: cluster?,
+            observe: observe?,
             check: check?,
         })
     }
