@@ -32,9 +32,9 @@ pub struct LeafSpec {
     /// the first `*` counts those of a pipeline, of which there are [`Self::PIPELINE_DIMS`]. 0 for
     /// an ordinary leaf. Only a pipeline cuts one of them.
     pub num_stacked: usize,
-    /// `true` if a dim that is cut over [`Axis::Tensor`] may be one that the replicas do not divide.
-    /// They hold pieces of the same size, of which the last end with zeros that stand for nothing:
-    /// in no file, no count, and not in [`Self::dims`].
+    /// `true` if a dim that is cut over [`Axis::Tensor`] may be one that the replicas do not
+    /// divide. They hold pieces of the same size, of which the last end with zeros that stand for
+    /// nothing: in no file, no count, and not in [`Self::dims`].
     pub is_padded: bool,
     /// Its value on a mesh of other sizes.
     pub on_other_mesh: OnOtherMesh,

@@ -469,7 +469,7 @@ mod tests {
         write_run(dir.path(), "a");
         let error = RunDir::claim(dir.path(), Existing::Refuse).unwrap_err().to_string();
         let expected = "holds another run (config.resolved.toml, metrics.jsonl, \
-                        params.safetensors, summary.json, checkpoints); choose";
+                        params.safetensors, summary.json, checkpoints, tensorboard); choose";
         assert!(error.contains(expected), "{error}");
         RunDir::claim(dir.path(), Existing::Replace).unwrap();
         assert_eq!(name_of(dir.path()), FILES.map(|_| Some("a".to_owned())));

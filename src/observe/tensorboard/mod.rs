@@ -310,7 +310,7 @@ mod tests {
         let folder = dir.path().join(TensorBoard::DIR);
         fs::create_dir(&folder).unwrap();
         // From a host with another clock.
-        fs::write(folder.join(format!("{PREFIX}9999999999.a.1.0")), []).unwrap();
+        fs::write(folder.join(format!("{PREFIX}4000000000.a.1.0")), []).unwrap();
         for _ in 0..2 {
             drop(started(dir.path(), Some(7)));
         }
