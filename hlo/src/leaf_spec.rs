@@ -32,6 +32,10 @@ pub struct LeafSpec {
     /// the first `*` counts those of a pipeline, of which there are [`Self::PIPELINE_DIMS`]. 0 for
     /// an ordinary leaf. Only a pipeline cuts one of them.
     pub num_stacked: usize,
+    /// `true` if a dim that is cut over [`Axis::Tensor`] may be one that the replicas do not
+    /// divide. They hold pieces of the same size, of which the last end with zeros that stand for
+    /// nothing: in no file, no count, and not in [`Self::dims`].
+    pub is_padded: bool,
     /// Its value on a mesh of other sizes.
     pub on_other_mesh: OnOtherMesh,
 }
@@ -53,7 +57,14 @@ impl LeafSpec {
     /// A leaf of these global dims, cut as `sharding` says.
     pub fn new(dtype: DType, dims: &[usize], sharding: Sharding) -> Self {
         let on_other_mesh = OnOtherMesh::Exact;
-        Self { dtype, dims: dims.to_vec(), sharding, num_stacked: 0, on_other_mesh }
+        Self {
+            dtype,
+            dims: dims.to_vec(),
+            sharding,
+            num_stacked: 0,
+            is_padded: false,
+            on_other_mesh,
+        }
     }
 
     /// A leaf that every replica holds whole.
@@ -119,7 +130,7 @@ impl LeafSpec {
     pub fn row(&self) -> Self {
         let sharding = Sharding::new(&self.sharding.dims()[self.num_stacked..]);
         let row = Self::new(self.dtype, &self.dims[self.num_stacked..], sharding);
-        Self { on_other_mesh: self.on_other_mesh, ..row }
+        Self { is_padded: self.is_padded, on_other_mesh: self.on_other_mesh, ..row }
     }
 
     /// The leading dims that count rows.
@@ -134,10 +145,27 @@ impl LeafSpec {
 
     /// The type of the piece that one replica holds.
     ///
+    /// ```
+    /// use hlo::{Axis, DType, LeafSpec, Mesh, Sharding};
+    ///
+    /// let rows = Sharding::leading(2, Axis::Tensor.into());
+    /// let table = LeafSpec::new(DType::F32, &[50257, 8], rows);
+    /// let mesh = Mesh::SINGLE.with(Axis::Tensor, 4);
+    /// assert!(table.local_type(&mesh).is_err());
+    /// let table = LeafSpec { is_padded: true, ..table };
+    /// assert_eq!(table.local_type(&mesh)?.dims, [12565, 8]); // the last has 3 rows of zeros
+    /// # Ok::<(), hlo::UnevenShard>(())
+    /// ```
+    ///
     /// # Errors
     /// A dim that its axes do not divide.
     pub fn local_type(&self, mesh: &Mesh) -> Result<TensorType, UnevenShard> {
-        let dims = self.sharding.local_shape(&self.dims, mesh)?;
+        let cut = self.dims.iter().zip(self.sharding.dims());
+        let stored = cut.map(|(size, axes)| match self.is_padded && axes.contains(Axis::Tensor) {
+            true => size.next_multiple_of(mesh.group_size(*axes)),
+            false => *size,
+        });
+        let dims = self.sharding.local_shape(&stored.collect::<Vec<_>>(), mesh)?;
         Ok(TensorType::new(self.dtype, &dims).varying(self.sharding.varying()))
     }
 

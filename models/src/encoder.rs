@@ -340,9 +340,8 @@ impl Encoder {
             let transform = scope.at("transform");
             let x_nw = gelu_exact(linear_between(&transform, x_nw, self.width, WEIGHTS));
             let x_nw = layer_norm_with(&transform.at("norm"), x_nw, EPSILON);
-            let of_piece = scope.at("vocabulary").of_vocabulary(self.vocabulary);
+            let of_piece = scope.at("vocabulary").of_vocabulary();
             let bias_v = of_piece.param("bias", &[self.vocabulary], Initializer::Zeros);
-            let bias_v = scope.own_entries(bias_v, self.vocabulary);
             let table = Embedding::of_tied(scope, last.tied[0]);
             let logits_nv = table.logits(scope.enter(x_nw));
             return logits_nv + bias_v.broadcast_like(logits_nv, &[1]);

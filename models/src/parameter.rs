@@ -84,6 +84,19 @@ pub enum TensorUse {
     Varying,
     /// A piece of this dim, which is one of one block's parameter.
     Cut(usize),
+    /// The same, of a dim that the replicas need not divide: pieces have the same size, and the
+    /// last end with zeros; see [`LeafSpec::is_padded`].
+    CutAndPadded(usize),
+}
+
+impl TensorUse {
+    /// The dim that is cut.
+    pub fn cut_dim(self) -> Option<usize> {
+        match self {
+            Self::Replicated | Self::Varying => None,
+            Self::Cut(dim) | Self::CutAndPadded(dim) => Some(dim),
+        }
+    }
 }
 
 /// A parameter as a layer declares it.
@@ -115,8 +128,9 @@ impl Parameter {
     /// The dims of what one replica of the mesh has.
     pub(crate) fn local_dims(&self, mesh: &Mesh) -> Vec<usize> {
         let mut dims = self.dims.clone();
-        if let TensorUse::Cut(dim) = self.tensor {
-            dims[self.num_stacked + dim] /= mesh.size(Axis::Tensor);
+        if let Some(dim) = self.tensor.cut_dim() {
+            let size = &mut dims[self.num_stacked + dim];
+            *size = size.div_ceil(mesh.size(Axis::Tensor));
         }
         if self.is_pipelined {
             dims[1] /= mesh.size(Axis::Pipeline);
@@ -129,14 +143,16 @@ impl Parameter {
     pub(crate) fn varying(&self) -> AxisSet {
         let over_tensor = match self.tensor {
             TensorUse::Replicated => AxisSet::EMPTY,
-            TensorUse::Varying | TensorUse::Cut(_) => Axis::Tensor.into(),
+            _ => Axis::Tensor.into(),
         };
         if self.is_pipelined { over_tensor | Axis::Pipeline.into() } else { over_tensor }
     }
 
     /// Its leaf in a state, with rows whole on every replica.
     pub fn leaf(&self) -> LeafSpec {
+        let is_padded = matches!(self.tensor, TensorUse::CutAndPadded(_));
         let leaf = leaf(self.dtype, &self.dims, self.num_stacked);
+        let leaf = LeafSpec { is_padded, ..leaf };
         match (self.is_pipelined, leaf.stack_sizes()) {
             (true, &[chunks, stages, blocks]) => {
                 leaf.row().stacked_over_stages([chunks, stages, blocks])

@@ -195,6 +195,13 @@ impl<'g> Scope<'g> {
         self.with_tensor_use(TensorUse::Varying)
     }
 
+    /// The scope of parameters with a vector or number for each entry of a vocabulary, along dim 0.
+    /// Each replica along `tensor` gets as many of them; the last may get some of zeros, which
+    /// stand for nothing.
+    pub(crate) fn of_vocabulary(&self) -> Self {
+        self.with_tensor_use(TensorUse::CutAndPadded(0))
+    }
+
     fn with_tensor_use(&self, tensor: TensorUse) -> Self {
         let is_cut = self.num_tensor_replicas() > 1;
         Self { tensor: if is_cut { tensor } else { TensorUse::Replicated }, ..self.clone() }

@@ -72,16 +72,6 @@ impl<'g> Scope<'g> {
         partial_nw.reduce_scatter(0, Axis::Tensor)
     }
 
-    /// This replica's piece along `tensor` of dim 0, which the number of replicas divides.
-    #[track_caller]
-    fn own_piece(&self, x: Tensor<'g>) -> Tensor<'g> {
-        let num_pieces = self.num_tensor_replicas();
-        let piece = x.dim(0) / num_pieces;
-        let pieces =
-            x.vary(Axis::Tensor).reshape(&[&[num_pieces, piece], &x.shape()[1..]].concat());
-        pieces.index_leading(self.tensor_index())
-    }
-
     /// All rows of activations between regions, the same on all replicas.
     #[must_use]
     #[track_caller]
@@ -105,24 +95,6 @@ impl<'g> Scope<'g> {
         let x = x.vary(Axis::Tensor);
         let is_first = self.tensor_index().equal(0.0);
         is_first.select(x, x.full_like(0.0))
-    }
-
-    /// The scope of a parameter with a vector or number for each entry of a vocabulary, along dim
-    /// 0. It is cut if the number of replicas along `tensor` divides the vocabulary.
-    pub(crate) fn of_vocabulary(&self, vocabulary: usize) -> Self {
-        let divides = vocabulary.is_multiple_of(self.num_tensor_replicas());
-        if divides { self.cut(0) } else { self.varying() }
-    }
-
-    /// This replica's entries of a parameter that was declared with [`Self::of_vocabulary`]: the
-    /// last replica may have some of zeros, which stand for nothing.
-    #[track_caller]
-    pub(crate) fn own_entries(&self, parameter: Tensor<'g>, vocabulary: usize) -> Tensor<'g> {
-        let size = vocabulary.next_multiple_of(self.num_tensor_replicas());
-        match size == vocabulary {
-            true => parameter,
-            false => self.own_piece(parameter.pad_end(0, size)),
-        }
     }
 
     /// This replica's index along `tensor`: a u32 scalar.

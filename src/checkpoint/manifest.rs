@@ -232,11 +232,17 @@ impl Manifest {
             let misfit = || format!("has pieces of `{}` that do not make up the leaf", leaf.path);
             let whole = size(&leaf.dims).ok_or_else(misfit)?;
             let (mut starts, mut covered) = (BTreeSet::new(), 0u64);
+            // Pieces of equal size in a grid do not overlap if they begin at different places. The
+            // last along a dim may be smaller.
+            let grid: Vec<_> = (0..leaf.dims.len())
+                .map(|dim| leaf.pieces.iter().filter_map(|piece| piece.dims.get(dim)).max())
+                .collect();
             for piece in &leaf.pieces {
-                // Pieces of equal size in a grid do not overlap if they begin at different places.
-                let is_in_grid = |((start, size), whole): ((&usize, &usize), &usize)| {
-                    start.checked_add(*size).is_some_and(|end| end <= *whole)
-                        && start.checked_rem(*size).unwrap_or(0) == 0
+                let is_in_grid = |(dim, (start, size)): (usize, (&usize, &usize))| {
+                    let step = grid[dim].copied().unwrap_or(0);
+                    start.checked_rem(step).unwrap_or(0) == 0
+                        && leaf.dims[dim].checked_sub(*start).map(|rest| rest.min(step))
+                            == Some(*size)
                 };
                 let in_file = piece.offset.checked_add(piece.num_bytes);
                 let file = self.files.get(piece.file).filter(|file| {
@@ -247,8 +253,7 @@ impl Manifest {
                 let num_blocks = file.map(|file| piece.num_bytes.div_ceil(file.block_bytes));
                 let fits = (piece.start.len(), piece.dims.len())
                     == (leaf.dims.len(), leaf.dims.len())
-                    && piece.dims == leaf.pieces[0].dims
-                    && piece.start.iter().zip(&piece.dims).zip(&leaf.dims).all(is_in_grid)
+                    && piece.start.iter().zip(&piece.dims).enumerate().all(is_in_grid)
                     && Some(piece.num_bytes)
                         == size.checked_mul(leaf.spec()?.dtype.size_bytes() as u64)
                     && num_blocks == Some(piece.checksums.len() as u64)

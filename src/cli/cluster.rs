@@ -59,6 +59,7 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         has_plain_links: cluster.links == LinkSecurity::Plain,
         generation: variable_as(variable::GENERATION)?,
         process,
+        local_index: environment.local_process_index.as_ref().map(|index| index.value),
         program: program(config)?,
         deadline: Duration::from_secs_f64(cluster.join_timeout_secs),
         own_heartbeat: (!is_supervised).then_some(heartbeat),

@@ -335,8 +335,8 @@ impl TargetStep {
     fn pieces_of(&self, declared: &DeclaredStep<'_>, mesh: &Mesh) -> ModelPieces {
         let parameters = step::StateSection::Params.leaves(declared.leaves());
         let piece = |leaf: &LeafSpec| {
-            let cut = leaf.sharding.varying().minus(Mesh::BATCH_AXES);
-            (leaf.num_elements() / mesh.group_size(cut)) as u64
+            let shards = mesh.group_size(leaf.sharding.varying().intersection(Mesh::BATCH_AXES));
+            leaf.local_type(mesh).map_or(0, |local| (local.num_elements() * shards) as u64)
         };
         let bytes = |leaf: &LeafSpec| piece(leaf) * leaf.dtype.size_bytes() as u64;
         let compute_bytes = self.run.precision.compute.size_bytes() as u64;

@@ -50,6 +50,8 @@ pub struct MemberOptions {
     pub generation: Option<u64>,
     /// This process.
     pub process: Process,
+    /// Its index among the processes on its host, if it is known.
+    pub local_index: Option<usize>,
     /// Names and values in which all processes must agree.
     pub program: Vec<(String, String)>,
     /// All processes must have joined within this time.
@@ -174,6 +176,11 @@ impl Member {
     /// This process among those of the job.
     pub fn process(&self) -> Process {
         self.process
+    }
+
+    /// Its index among the processes on its host; where that is not known, among all.
+    pub fn local_index(&self) -> usize {
+        self.options.local_index.unwrap_or(self.process.index)
     }
 
     /// The GPUs that it uses; `None` for all of its host.

@@ -37,8 +37,10 @@ mod key;
 mod keys;
 mod lines;
 mod mesh;
+mod observe;
 mod optimizer;
 mod overrides;
+mod parallel_keys;
 mod patterns;
 mod reference;
 mod resolved;
@@ -73,6 +75,7 @@ pub use file::{cache_dir, expand_home, open_regular, read_regular};
 pub use folder::{FolderClasses, FolderConfig, FolderError};
 pub use key::OnResume;
 pub use mesh::{MeshConfig, UnevenMesh};
+pub use observe::ObserveConfig;
 pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
 pub use patterns::{PatternNumbers, Patterns};
 pub use reference::reference;
@@ -128,12 +131,14 @@ pub struct Config {
     pub checkpoint: CheckpointConfig,
     /// `[cluster]`.
     pub cluster: ClusterConfig,
+    /// `[observe]`.
+    pub observe: ObserveConfig,
     /// `[check]`.
     pub check: CheckConfig,
 }
 
 /// All sections.
-const SECTIONS: [SectionInfo; 12] = [
+const SECTIONS: [SectionInfo; 13] = [
     info::<ModelConfig>(),
     info::<DataConfig>(),
     info::<TrainConfig>(),
@@ -145,6 +150,7 @@ const SECTIONS: [SectionInfo; 12] = [
     info::<CompileConfig>(),
     info::<CheckpointConfig>(),
     info::<ClusterConfig>(),
+    info::<ObserveConfig>(),
     info::<CheckConfig>(),
 ];
 
@@ -253,7 +259,9 @@ impl Config {
                 .any(|set| set.strip_prefix(UNSET).unwrap_or(set).trim_start().starts_with("mesh."))
         {
             // Keys that need an axis which the other mesh may lack, or which it excludes.
-            for key in ["zero", "gather_dtype", "pipeline_chunks", "pipeline_schedule"] {
+            for key in
+                ["zero", "gather_dtype", "gather_exact", "pipeline_chunks", "pipeline_schedule"]
+            {
                 parallel.remove(key);
             }
         }
@@ -339,6 +347,7 @@ impl Config {
         let compile = read_section(file, errors);
         let checkpoint = read_section(file, errors);
         let cluster = read_section(file, errors);
+        let observe = read_section(file, errors);
         let check = read_section(file, errors);
         if let (Some(optimizer), Some(train)) = (&optimizer, &train)
             && errors.none_of(&["train.precision"])
@@ -348,16 +357,13 @@ impl Config {
             errors.extend_from("optimizer", in_dtype);
         }
         if let (Some(parallel), Some(mesh)) = (&parallel, &mesh) {
-            check_sharded(parallel, mesh, errors);
-            check_compression(parallel, mesh, errors);
-            check_scatter_line(parallel, mesh, errors);
-            check_pipeline(parallel, mesh, errors);
+            parallel_keys::check(parallel, mesh, errors);
         }
         if let (Some(train), Some(mesh)) = (&train, &mesh) {
             check_launches(train, mesh, errors);
         }
         if let (Some(parallel), Some(device)) = (&parallel, &device) {
-            check_host_collectives(parallel, device, errors);
+            parallel_keys::check_host_collectives(parallel, device, errors);
         }
         if let (Some(train), Some(data)) = (&train, &data) {
             check_pad_to(train, data, errors);
@@ -379,6 +385,7 @@ impl Config {
             compile: compile?,
             checkpoint: checkpoint?,
             cluster: cluster?,
+            observe: observe?,
             check: check?,
         })
     }
@@ -493,91 +500,6 @@ fn check_pad_to(train: &TrainConfig, data: &DataConfig, errors: &mut KeyErrors) 
     }
 }
 
-/// A stage of ZeRO without sharded state has no meaning: the run would keep whole copies where
-/// shards were asked for. Nor has the dtype of gathers without any.
-fn check_sharded(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
-    let stage = parallel.zero.map(|stage| {
-        ("parallel.zero", format!("stage {stage} shards the state over mesh.fsdp replicas"))
-    });
-    let gathers = parallel.gather_dtype.map(|_| {
-        ("parallel.gather_dtype", "parameters are gathered over mesh.fsdp replicas".to_owned())
-    });
-    for (key, wanted) in stage.into_iter().chain(gathers) {
-        if mesh.fsdp == AutoOr::Value(1) && errors.none_of(&["mesh.fsdp", key]) {
-            let problem = format!(
-                "{wanted}, but mesh.fsdp = 1; set mesh.fsdp to 2 or more or to \"auto\", or leave \
-                 out {key} (--unset {key})"
-            );
-            errors.push(KeyError::new(key, Problem::Inconsistent(problem)));
-        }
-    }
-}
-
-/// Keys of compression belong to one kind of it. It works on sums over `data` in full precision.
-fn check_compression(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
-    let mut complain = |key: &str, others: &[&str], problem: String| {
-        if errors.none_of(&[&[key], others].concat()) {
-            errors.push(KeyError::new(key, Problem::Inconsistent(problem)));
-        }
-    };
-    let of_kinds = [
-        ("parallel.top_k_block", parallel.top_k_block != AutoOr::Auto, Compression::TopK),
-        ("parallel.power_sgd_rank", parallel.power_sgd_rank.is_some(), Compression::PowerSgd),
-    ];
-    for (key, is_set, kind) in of_kinds {
-        if is_set && parallel.compression != Some(kind) {
-            let problem = format!(
-                "only parallel.compression = \"{kind}\" reads it; set that, or leave out {key} \
-                 (--unset {key})"
-            );
-            complain(key, &["parallel.compression"], problem);
-        }
-    }
-    let Some(kind) = parallel.compression else { return };
-    if parallel.reduce_dtype.is_some() {
-        let problem = format!(
-            "parallel.compression = \"{kind}\" says what is sent of gradients; leave out one of \
-             the two (--unset parallel.reduce_dtype)"
-        );
-        complain("parallel.reduce_dtype", &["parallel.compression"], problem);
-    }
-    let others = [mesh.tensor, mesh.pipeline].into_iter().flatten().any(|size| size > 1);
-    let is_other = others || matches!(mesh.fsdp, AutoOr::Value(size) if size > 1);
-    if mesh.data == AutoOr::Value(1) && is_other {
-        let problem = "only sums over mesh.data are compressed, and mesh.data = 1: nothing would be \
-                       saved; set mesh.data to 2 or more, or leave out parallel.compression \
-                       (--unset parallel.compression)";
-        complain("parallel.compression", &["mesh.data"], problem.to_owned());
-    }
-}
-
-/// Keys of a pipeline without one have no meaning, and stages need whole parameters.
-fn check_pipeline(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
-    let num_stages = mesh.pipeline.unwrap_or(1);
-    let mut complain = |key: &str, problem: String| {
-        if errors.none_of(&["mesh.pipeline", key]) {
-            errors.push(KeyError::new(key, Problem::Inconsistent(problem)));
-        }
-    };
-    if num_stages > 1 {
-        if parallel.zero == Some(3) {
-            let problem = format!(
-                "stage 3 gathers parameters at each use, but with mesh.pipeline = {num_stages} \
-                 passes of several microbatches overlap, which use them all the time; set it to 1"
-            );
-            complain("parallel.zero", problem);
-        }
-        return;
-    }
-    for key in parallel.pipeline_keys() {
-        let problem = format!(
-            "there are no stages: mesh.pipeline = 1; set mesh.pipeline to 2 or more, or leave out \
-             {key} (--unset {key})"
-        );
-        complain(key, problem);
-    }
-}
-
 /// A step with a pipeline is a program of several loops: another around them would save nothing.
 fn check_launches(train: &TrainConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
     let num_stages = mesh.pipeline.unwrap_or(1);
@@ -590,42 +512,6 @@ fn check_launches(train: &TrainConfig, mesh: &MeshConfig, errors: &mut KeyErrors
              by itself; set it to 1"
         );
         errors.push(KeyError::new("train.steps_per_launch", Problem::Inconsistent(problem)));
-    }
-}
-
-/// With `mesh.fsdp = "auto"` the number of replicas is not known yet.
-fn check_scatter_line(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
-    if let (AutoOr::Value(line), AutoOr::Value(fsdp)) = (parallel.scatter_line, mesh.fsdp)
-        && line > 1
-        && !fsdp.is_multiple_of(line)
-        && errors.none_of(&["mesh.fsdp", "parallel.scatter_line"])
-    {
-        let problem = format!(
-            "{line} replicas of a line do not divide mesh.fsdp = {fsdp}; set a divisor of \
-             mesh.fsdp, or \"auto\""
-        );
-        errors.push(KeyError::new("parallel.scatter_line", Problem::Inconsistent(problem)));
-    }
-}
-
-/// Other backends have collectives of their own. What a plugin given by path is, is known when it
-/// is loaded.
-fn check_host_collectives(
-    parallel: &ParallelConfig,
-    device: &DeviceConfig,
-    errors: &mut KeyErrors,
-) {
-    if parallel.host_collectives == AutoOr::Value(true)
-        && matches!(device.backend, Backend::Cuda | Backend::Tpu)
-        && errors.none_of(&["device.backend", "parallel.host_collectives"])
-    {
-        let problem = format!(
-            "only the backend \"cpu\" has them, and device.backend = \"{}\"; leave out \
-             parallel.host_collectives (--unset parallel.host_collectives)",
-            device.backend
-        );
-        let key = "parallel.host_collectives";
-        errors.push(KeyError::new(key, Problem::Inconsistent(problem)));
     }
 }
 

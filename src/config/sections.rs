@@ -17,6 +17,7 @@ use super::error::{KeyError, Problem};
 use super::field_names::field_names_by;
 use super::key::{AUTO_PATTERN, KeyInfo, OnResume, generator};
 use super::keys::{Reader, Section, Tag};
+use super::patterns::Patterns;
 
 impl Section for ModelConfig {
     const NAME: &'static str = "model";
@@ -92,13 +93,22 @@ pub struct ParallelConfig {
     #[schemars(extend("absent" = "the gradient's own"))]
     pub reduce_dtype: Option<ReduceDType>,
     /// The dtype in which parameters are sent where training gathers them over `fsdp`, if not that
-    /// of the computation: `"int8"` rounds blocks of 128 elements with a scale. A quarter of the
-    /// bytes of f32, half of those of bf16. Training then computes the loss of rounded parameters,
-    /// and its gradients update exact ones; evaluation uses those. Only if `mesh.fsdp` is more than
-    /// 1 or `"auto"`. See [Communication](communication.md#fewer-bytes).
+    /// of the computation: blocks of 128 elements with a scale, of integers (`"int8"`) or floats
+    /// with 4 bits of exponent and 3 of fraction (`"f8e4m3"`). A quarter of the bytes of f32, half
+    /// of those of bf16. Training then computes the loss of rounded parameters, and its gradients
+    /// update exact ones; evaluation uses those. Only if `mesh.fsdp` is more than 1 or `"auto"`.
+    /// See [Communication](communication.md#fewer-bytes).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("absent" = "that of the computation"))]
     pub gather_dtype: Option<GatherDType>,
+    /// Patterns of the parameters that are gathered as they are, whatever `gather_dtype` says, such
+    /// as `["*norm*", "embed.*"]`. An empty list excludes none. Of stacked blocks all are, if the
+    /// patterns match one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        extend("absent" = "parameters of rank below 2, which are biases and the scales of norms"),
+    )]
+    pub gather_exact: Option<Patterns>,
     /// What replicas send of their gradients over `mesh.data`; they send the rest with later ones.
     /// `"top_k"`: the largest element of each block. `"power_sgd"`: the product of two thin
     /// matrices. Gradients of fewer than 1024 elements are sent in full. Another algorithm than
@@ -163,14 +173,8 @@ pub enum ReduceDType {
 pub enum GatherDType {
     /// 8 bits, with a scale for each block.
     Int8,
-}
-
-impl From<GatherDType> for DType {
-    fn from(dtype: GatherDType) -> Self {
-        match dtype {
-            GatherDType::Int8 => Self::I8,
-        }
-    }
+    /// 8 bits, 3 of them a fraction, with a scale for each block.
+    F8E4M3,
 }
 
 /// What replicas send of their gradients.

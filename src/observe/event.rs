@@ -113,6 +113,8 @@ pub struct RunInfo {
     pub device: String,
     /// The version of this program.
     pub version: &'static str,
+    /// The configuration with every key, as TOML.
+    pub config: String,
     /// The checkpoint that the run continues from, if any.
     pub resumed_from: Option<String>,
     /// Earlier attempts at the job under the same supervisor; all of them have failed.

@@ -1,6 +1,6 @@
 //! The events of a run ([`RunEvent`]), and where they go ([`Sink`]): a line per step in
-//! `metrics.jsonl`, one object in `summary.json`, and a progress bar or lines on stderr (phase:
-//! run).
+//! `metrics.jsonl`, one object in `summary.json`, TensorBoard's files, an endpoint for Prometheus,
+//! and a progress bar or lines on stderr (phase: run).
 //!
 //! Sinks only report; `train` decides. Between the start and the end of the steps, a sink can
 //! neither stop nor slow a run: what takes time goes through a [`Writer`], which says where that
@@ -16,9 +16,11 @@ mod jsonl;
 mod messages;
 mod metric;
 mod progress;
+mod prometheus;
 mod sink;
 mod spans;
 mod summary;
+mod tensorboard;
 mod terminal;
 mod timer;
 mod waiting;
@@ -37,9 +39,11 @@ pub use jsonl::Jsonl;
 pub use messages::{MESSAGE_TARGET, Messages, say, set_messages, write_line};
 pub use metric::{Metric, MetricValues};
 pub use progress::ProgressDisplay;
-pub use sink::{FlushLater, Sink, Sinks};
+pub use prometheus::Prometheus;
+pub use sink::{FlushLater, Sink, SinkChoice, Sinks};
 pub use spans::{StartupSpan, StartupSpans};
 pub use summary::{Status, Summary, SummaryFile};
+pub use tensorboard::TensorBoard;
 pub use terminal::Terminal;
 pub use timer::{StepTimer, median};
 pub use waiting::Waiting;
@@ -53,6 +57,19 @@ pub enum Error {
     Write {
         /// The file.
         path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Nobody can be served at an address.
+    #[error(
+        "cannot listen on port {port} of {host}: {source}; choose another address with \
+         observe.prometheus, or remove the key"
+    )]
+    Listen {
+        /// A name or an address.
+        host: String,
+        /// The port.
+        port: usize,
         /// Why not.
         source: io::Error,
     },

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{Error, Jsonl, RunEvent, RunInfo, Summary, SummaryFile, Terminal};
+use super::{
+    Error, Jsonl, Prometheus, RunEvent, RunInfo, Summary, SummaryFile, TensorBoard, Terminal,
+};
 
 /// Waits until everything that a sink got before has been written, on any thread.
 pub type FlushLater = Box<dyn FnOnce() -> Result<(), Error> + Send>;
@@ -30,6 +32,19 @@ pub trait Sink {
     }
 }
 
+/// Which sinks a process has. By default the terminal alone.
+#[derive(Default)]
+pub struct SinkChoice<'a> {
+    /// The directory for files; `None` writes none.
+    pub out: Option<&'a Path>,
+    /// `true` for all processes but the one that reports about the run on the terminal.
+    pub is_quiet: bool,
+    /// `true` if the files of TensorBoard are among them.
+    pub has_tensorboard: bool,
+    /// The endpoint of this process.
+    pub prometheus: Option<Prometheus>,
+}
+
 /// The sinks of a run.
 pub struct Sinks {
     /// Every run has a summary, with or without a file.
@@ -38,28 +53,25 @@ pub struct Sinks {
 }
 
 impl Sinks {
-    /// Makes all sinks and sends them `Started`. Files are written into the directory `out`.
+    /// Makes the sinks and sends them `Started`.
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub fn start(out: Option<&Path>, info: RunInfo) -> Result<Self, Error> {
+    pub fn start(choice: SinkChoice<'_>, info: RunInfo) -> Result<Self, Error> {
+        let SinkChoice { out, is_quiet, has_tensorboard, prometheus } = choice;
         let mut others: Vec<Box<dyn Sink>> = vec![];
         if let Some(dir) = out {
             others.push(Box::new(Jsonl::new(dir)));
+            if has_tensorboard {
+                others.push(Box::new(TensorBoard::new(dir)));
+            }
         }
-        others.push(Box::new(Terminal::default()));
-        Self::begin(out, others, info)
-    }
-
-    /// Keeps only the summary: for all processes but the one that reports about the run.
-    ///
-    /// # Errors
-    /// None at present.
-    pub fn start_silent(info: RunInfo) -> Result<Self, Error> {
-        Self::begin(None, vec![], info)
-    }
-
-    fn begin(out: Option<&Path>, others: Vec<Box<dyn Sink>>, info: RunInfo) -> Result<Self, Error> {
+        if let Some(prometheus) = prometheus {
+            others.push(Box::new(prometheus));
+        }
+        if !is_quiet {
+            others.push(Box::new(Terminal::default()));
+        }
         let mut sinks = Self { summary: SummaryFile::new(out), others };
         let started = RunEvent::Started(Box::new(info));
         for sink in sinks.iter_mut() {
@@ -109,6 +121,10 @@ mod tests {
 
     static LOSS: Metric = Metric::number(Metric::LOSS);
 
+    fn into(dir: &Path) -> SinkChoice<'_> {
+        SinkChoice { out: Some(dir), ..SinkChoice::default() }
+    }
+
     fn launch(steps: std::ops::Range<u64>, is_evaluated: bool) -> RunEvent {
         let step = |step| StepMetrics { step, values: [(&LOSS, 0.5)].into_iter().collect() };
         let steps: Vec<_> = steps.map(step).collect();
@@ -125,7 +141,7 @@ mod tests {
     fn every_metric_of_an_evaluation_is_in_the_line_of_its_step_and_in_the_summary() {
         let dir = tempfile::tempdir().unwrap();
         let info = RunInfo { planned_steps: 6, ..RunInfo::default() };
-        let mut sinks = Sinks::start(Some(dir.path()), info).unwrap();
+        let mut sinks = Sinks::start(into(dir.path()), info).unwrap();
         let summary = || -> Value {
             let text = fs::read_to_string(dir.path().join(Summary::FILE)).unwrap();
             serde_json::from_str(&text).unwrap()
@@ -173,7 +189,7 @@ mod tests {
     fn totals_and_slow_processes_are_in_the_lines_and_in_the_summary() {
         static WAIT: Metric = Metric::number("wait_ms").summed_as("wait_secs");
         let dir = tempfile::tempdir().unwrap();
-        let mut sinks = Sinks::start(Some(dir.path()), RunInfo::default()).unwrap();
+        let mut sinks = Sinks::start(into(dir.path()), RunInfo::default()).unwrap();
         let steps = (0..3).map(|step| StepMetrics {
             step,
             // The first step does not know.
@@ -218,9 +234,9 @@ mod tests {
     fn a_run_whose_files_cannot_be_made_does_not_start() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(Jsonl::FILE), "another run's").unwrap();
-        let error = Sinks::start(Some(dir.path()), RunInfo::default()).err().unwrap().to_string();
+        let error = Sinks::start(into(dir.path()), RunInfo::default()).err().unwrap().to_string();
         assert!(error.contains("metrics.jsonl: File exists"), "{error}");
-        let gone = Sinks::start(Some(&dir.path().join("gone")), RunInfo::default());
+        let gone = Sinks::start(into(&dir.path().join("gone")), RunInfo::default());
         let error = gone.err().unwrap().to_string();
         assert!(error.contains("gone/summary.json"), "{error}");
     }

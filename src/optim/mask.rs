@@ -1,5 +1,7 @@
 //! Which parameters a link acts on.
 
+use std::borrow::Cow;
+
 use hlo::{LeafSpec, Literal, Tensor, Tree, row_paths, rows};
 
 use super::{Context, of_stage};
@@ -45,6 +47,11 @@ impl Mask {
             Self::Matrices => rank >= 2,
             Self::Except { patterns, .. } => !patterns.matches(path),
         }
+    }
+
+    /// `true` if the mask includes all parameters that a leaf holds.
+    pub fn includes_all(&self, path: &str, spec: &LeafSpec) -> bool {
+        matches!(self.of_leaf(path, spec), Included::All)
     }
 
     /// Which of the parameters that a leaf holds the mask includes.
@@ -137,13 +144,14 @@ impl Included {
     }
 }
 
-/// Patterns of the optimizer's keys that do not fit the model's parameters.
+/// Patterns that do not fit the model's parameters. Keys outside the section `optimizer` are named
+/// in full.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPattern {
     /// A pattern that matches no parameter.
     #[error(
-        "optimizer.{key}: the pattern {pattern:?} matches no parameter; the nearest are {}",
-        nearest.join(", ")
+        "{}: the pattern {pattern:?} matches no parameter; the nearest are {}",
+        full_key(key), nearest.join(", ")
     )]
     Unmatched {
         /// The configuration key that holds it.
@@ -173,6 +181,10 @@ pub enum InvalidPattern {
          some out"
     )]
     AllFrozen,
+}
+
+fn full_key(key: &str) -> Cow<'_, str> {
+    if key.contains('.') { key.into() } else { format!("optimizer.{key}").into() }
 }
 
 /// The three paths that are spelled most like the pattern.

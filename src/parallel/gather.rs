@@ -13,6 +13,8 @@
 
 use hlo::{Axis, AxisSet, DType, Sharding, Tensor};
 
+use crate::config::GatherDType;
+
 use super::ParallelPlan;
 use super::narrow::narrow_scatter;
 use super::quantized::quantized_gather;
@@ -62,6 +64,8 @@ pub struct UseDTypes {
     /// Element type to which its values may be rounded before that, and in which they are therefore
     /// gathered.
     pub rounded_to: DType,
+    /// `true` if [`ParallelPlan::gather_dtype`] does not apply to it.
+    pub is_sent_exactly: bool,
 }
 
 impl ParallelPlan {
@@ -107,12 +111,14 @@ impl ParallelPlan {
         dtypes: UseDTypes,
     ) -> Option<Tensor<'g>> {
         let is_wanted = match self.gather_at {
-            GatherAt::Step => self.gather_dtype.is_some() || dtypes.rounded_to != in_state.dtype(),
+            GatherAt::Step => {
+                self.sent_in(dtypes).is_some() || dtypes.rounded_to != in_state.dtype()
+            }
             GatherAt::Microbatch => true,
             GatherAt::Use => false,
         };
         let shard = || in_state.stop_gradient().vary(axes).convert(dtypes.rounded_to);
-        (is_wanted && is_cut(sharding)).then(|| self.gather_rounded(shard(), sharding))
+        (is_wanted && is_cut(sharding)).then(|| self.gather_rounded(shard(), sharding, dtypes))
     }
 
     /// The tensor of a microbatch, from that of the step.
@@ -152,7 +158,8 @@ impl ParallelPlan {
         in_microbatch.tracer().custom_vjp_recomputed(
             &[in_microbatch],
             |shard| {
-                let whole = self.gather_rounded(shard[0].convert(dtypes.rounded_to), sharding);
+                let rounded = shard[0].convert(dtypes.rounded_to);
+                let whole = self.gather_rounded(rounded, sharding, dtypes);
                 vec![whole.convert(dtypes.used_in)]
             },
             |shard, _, gradient| {
@@ -164,12 +171,21 @@ impl ParallelPlan {
     /// The tensor with its dims over `fsdp` whole, as layers use it. Its gradient goes straight to
     /// the shards, whatever was rounded.
     #[track_caller]
-    fn gather_rounded<'g>(&self, shard: Tensor<'g>, sharding: &Sharding) -> Tensor<'g> {
-        match self.gather_dtype {
+    fn gather_rounded<'g>(
+        &self,
+        shard: Tensor<'g>,
+        sharding: &Sharding,
+        dtypes: UseDTypes,
+    ) -> Tensor<'g> {
+        match self.sent_in(dtypes) {
             None => gather(shard, sharding),
-            Some(_) => fsdp_dims(sharding)
-                .fold(shard, |x, dim| quantized_gather(x, dim, Axis::Fsdp.into())),
+            Some(dtype) => fsdp_dims(sharding)
+                .fold(shard, |x, dim| quantized_gather(x, dim, Axis::Fsdp.into(), dtype)),
         }
+    }
+
+    fn sent_in(&self, dtypes: UseDTypes) -> Option<GatherDType> {
+        self.gather_dtype.filter(|_| !dtypes.is_sent_exactly)
     }
 
     /// The sum over the replicas that hold the shards over `fsdp`; each replica keeps its shard of

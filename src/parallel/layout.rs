@@ -4,6 +4,8 @@ use std::fmt;
 
 use hlo::{Axis, AxisSet, DType, Mesh, Sharding};
 
+use crate::config::GatherDType;
+
 use super::{GatherAt, PipelinePlan, PipelineSchedule};
 
 /// How a step is distributed over the mesh: data parallelism over `data` and `fsdp`, with
@@ -25,7 +27,7 @@ pub struct ParallelPlan {
     pub reduce_dtype: Option<DType>,
     /// The dtype in which parameters are sent where training gathers them over `fsdp`, if not that
     /// to which layers round them.
-    pub gather_dtype: Option<DType>,
+    pub gather_dtype: Option<GatherDType>,
 }
 
 /// Which dims of a parameter are cut, and over which axes. The dims are those of one block's
@@ -123,7 +125,7 @@ impl ParallelPlan {
 
     /// The same plan with parameters that are rounded to a dtype before training gathers them.
     #[must_use]
-    pub fn with_gather_dtype(self, gather_dtype: Option<DType>) -> Self {
+    pub fn with_gather_dtype(self, gather_dtype: Option<GatherDType>) -> Self {
         Self { gather_dtype, ..self }
     }
 

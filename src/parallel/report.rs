@@ -54,7 +54,8 @@ impl ShardingReport {
     pub fn new(params: &Tree<LeafSpec>, state: &Tree<LeafSpec>, plan: &ParallelPlan) -> Self {
         let mesh = &plan.mesh;
         let num_shards = mesh.size(Axis::Fsdp);
-        let local = |leaf: &LeafSpec| leaf.num_bytes() / mesh.group_size(leaf.sharding.varying());
+        // A leaf that the mesh does not divide is refused elsewhere.
+        let local = |leaf: &LeafSpec| leaf.local_type(mesh).map_or(0, |local| local.num_bytes());
         let why_whole = |leaf: &LeafSpec| {
             let row = leaf.row();
             let tensor = row.sharding.dims().iter().position(|axes| axes.contains(Axis::Tensor));

@@ -60,7 +60,7 @@ pub(super) const MIN_COMPRESSED: usize = 1024;
 
 /// The number of elements that a replica holds of a parameter.
 pub(super) fn num_local_elements(param: &LeafSpec, plan: &ParallelPlan) -> usize {
-    param.num_elements() / plan.mesh.group_size(param.sharding.varying())
+    param.local_type(&plan.mesh).map_or(0, |local| local.num_elements())
 }
 
 /// The kind of leaf that holds what replicas have not sent yet.
@@ -74,7 +74,8 @@ pub(super) fn residual(param: &LeafSpec, plan: &ParallelPlan) -> LeafSpec {
     let dims = [&[plan.mesh.size(Axis::Data)], &row.dims[..]].concat();
     let cut = [&[Axis::Data.into()], row.sharding.dims()].concat();
     let leaf = LeafSpec::new(param.dtype, &dims, Sharding::new(&cut));
-    param.with_row(LeafSpec { on_other_mesh: OnOtherMesh::SumThenSplit, ..leaf })
+    let on_other_mesh = OnOtherMesh::SumThenSplit;
+    param.with_row(LeafSpec { is_padded: param.is_padded, on_other_mesh, ..leaf })
 }
 
 /// A sum over `data` with error feedback, and in full over the other axes, where gradients are

@@ -5,8 +5,12 @@ use hlo::{
     communication, interpret, trace,
 };
 
+use crate::config::GatherDType;
+
 use super::quantized::{quantized_gather, quantized_scatter};
-use super::{GatherAt, ParallelPlan, PlainSum, PowerSgdSum, QuantizedSum, Synchronize, TopKSum};
+use super::{
+    GatherAt, ParallelPlan, PlainSum, PowerSgdSum, QuantizedSum, Synchronize, TopKSum, UseDTypes,
+};
 
 const GROUP_SIZE: usize = 4;
 
@@ -192,9 +196,11 @@ fn gathers_and_scatters_in_8_bits_are_nearly_exact() {
     for dim in [0, 1, 2] {
         let graph = trace(mesh, |t| {
             let x = t.input("x", TensorType::new(DType::F32, &dims).varying(axes));
-            let gather = quantized_gather(x, dim, axes) - x.all_gather(dim, axes);
+            let exact = x.all_gather(dim, axes);
+            let gather = |sent_in| quantized_gather(x, dim, axes, sent_in) - exact;
+            let [gather, floats] = [GatherDType::Int8, GatherDType::F8E4M3].map(gather);
             let scatter = quantized_scatter(x, dim, axes) - x.reduce_scatter(dim, axes);
-            for (name, errors) in [("gather", gather), ("scatter", scatter)] {
+            for (name, errors) in [("gather", gather), ("floats", floats), ("scatter", scatter)] {
                 t.output_varying(name, errors.abs().reduce_max(&[0, 1, 2]), axes);
             }
         });
@@ -204,11 +210,36 @@ fn gathers_and_scatters_in_8_bits_are_nearly_exact() {
             Literal::from_f64(DType::F32, &dims, &values)
         };
         let found = interpret(&graph.unwrap(), &[(0..4).map(of).collect()]).unwrap();
-        // Half a step of 1 / 127 for each term.
-        for (errors, bound) in found.iter().zip([0.5 / 127.0, 4.0 * 0.5 / 127.0]) {
+        // Half a step of 1 / 127 for each term; with floats half a step of a 4-bit fraction.
+        for (errors, bound) in found.iter().zip([0.5 / 127.0, 0.5 / 8.0, 4.0 * 0.5 / 127.0]) {
             for error in errors.iter().map(|x| x.to_f64()[0]) {
                 assert!(0.0 < error && error <= 1.01 * bound, "dim {dim}: {error}");
             }
         }
+    }
+}
+
+/// And those that are sent exactly, all of them.
+#[test]
+fn gathers_in_8_bits_send_a_quarter_of_the_bytes() {
+    let mesh = Mesh::new(&[(Axis::Fsdp, 4)]);
+    let sharding = Sharding::new(&[Axis::Fsdp.into(), AxisSet::EMPTY]);
+    let bytes = |gather_dtype: Option<GatherDType>, is_sent_exactly: bool| -> f64 {
+        let plan = ParallelPlan::new(mesh, GatherAt::Use).with_gather_dtype(gather_dtype);
+        let (used_in, rounded_to) = (DType::F32, DType::F32);
+        let dtypes = UseDTypes { used_in, rounded_to, is_sent_exactly };
+        let graph = trace(mesh, |t| {
+            let ty = TensorType::new(DType::F32, &[256, 128]).varying(Axis::Fsdp.into());
+            let whole = plan.for_use(t.input("x", ty), &sharding, dtypes);
+            t.output_varying("whole", whole, AxisSet::ALL);
+        });
+        let sent = communication(&graph.unwrap());
+        sent.iter().map(|c| c.total_bytes_on_wire()).sum::<u64>() as f64
+    };
+    let plain = bytes(None, false);
+    for dtype in [GatherDType::Int8, GatherDType::F8E4M3] {
+        let share = bytes(Some(dtype), false) / plain;
+        assert!((0.257..0.259).contains(&share), "{dtype:?}: {share}");
+        assert_eq!(bytes(Some(dtype), true), plain);
     }
 }

@@ -152,9 +152,14 @@ impl State {
         let holders =
             holders.filter(|holder| self.placement.replicas().any(|here| here == *holder));
         let piece = |replica| {
-            let start = shards::start(spec, &self.mesh, replica, &local.dims);
-            Ok((start, buffers.to_host(replica)?))
+            let (start, dims) = shards::place(spec, &self.mesh, replica, &local.dims);
+            Ok((start, dims, buffers.to_host(replica)?))
         };
+        let is_padding = |replica: &usize| {
+            let (_, dims) = shards::place(spec, &self.mesh, *replica, &local.dims);
+            dims != local.dims && dims.contains(&0)
+        };
+        let holders = holders.filter(|replica| !is_padding(replica));
         Ok(PendingPieces(holders.map(piece).collect::<Result<_, Error>>()?))
     }
 
@@ -208,12 +213,16 @@ impl State {
         for replica in self.placement.replicas() {
             let piece: &mut Option<Arc<Literal>> = &mut pieces[self.mesh.index(replica, axes)];
             if piece.is_none() {
-                let start = shards::start(spec, &self.mesh, replica, &ty.dims);
-                let values = read(&start, &ty.dims)?;
-                if (values.dtype(), values.dims()) != (ty.dtype, &ty.dims[..]) {
-                    return Err(does_not_fit(path, format!("a piece must be {ty}")).into());
+                let (start, dims) = shards::place(spec, &self.mesh, replica, &ty.dims);
+                let values = match dims.contains(&0) {
+                    true => Literal::zeros(ty.dtype, &dims),
+                    false => read(&start, &dims)?,
+                };
+                if (values.dtype(), values.dims()) != (ty.dtype, &dims[..]) {
+                    let reason = format!("a piece must be {}{dims:?}", ty.dtype);
+                    return Err(does_not_fit(path, reason).into());
                 }
-                *piece = Some(Arc::new(values));
+                *piece = Some(Arc::new(shards::padded(values, &ty.dims)));
             }
             of_replicas.extend(piece.clone());
         }
@@ -257,7 +266,7 @@ pub struct PendingLeaf<'s> {
 }
 
 /// The pieces of a leaf on their way to the host.
-pub struct PendingPieces(Vec<(Vec<usize>, Pending)>);
+pub struct PendingPieces(Vec<(Vec<usize>, Vec<usize>, Pending)>);
 
 impl PendingPieces {
     /// Waits for the pieces.
@@ -265,7 +274,10 @@ impl PendingPieces {
     /// # Errors
     /// If a transfer failed, or the launch that computes the leaf.
     pub fn wait(self) -> Result<Vec<(Vec<usize>, Literal)>, Error> {
-        self.0.into_iter().map(|(start, piece)| Ok((start, piece.wait()?))).collect()
+        let wait = |(start, dims, piece): (_, Vec<_>, Pending)| {
+            Ok((start, shards::cut(piece.wait()?, &dims)))
+        };
+        self.0.into_iter().map(wait).collect()
     }
 }
 
@@ -276,10 +288,10 @@ impl PendingLeaf<'_> {
     /// If a transfer failed, or the launch that computes the leaf.
     pub fn wait(self) -> Result<Literal, Error> {
         let wait = |(replica, piece): (usize, Pending)| Ok::<_, Error>((replica, piece.wait()?));
-        let pieces: Vec<_> = self.pieces.into_iter().map(wait).collect::<Result<_, _>>()?;
-        if let [(_, whole)] = &pieces[..] {
-            return Ok(whole.clone());
+        let mut pieces: Vec<_> = self.pieces.into_iter().map(wait).collect::<Result<_, _>>()?;
+        match pieces.len() {
+            1 => Ok(pieces.swap_remove(0).1),
+            _ => Ok(shards::join(self.spec, self.mesh, pieces)),
         }
-        Ok(shards::join(self.spec, self.mesh, &pieces))
     }
 }

@@ -30,17 +30,43 @@ fn first_holders(
     holders
 }
 
-/// The index in the whole leaf of the first element of a replica's piece with dims `local`.
-pub fn start(leaf: &LeafSpec, mesh: &Mesh, replica: usize, local: &[usize]) -> Vec<usize> {
-    let axes = leaf.sharding.dims();
-    local.iter().zip(axes).map(|(size, axes)| mesh.index(replica, *axes) * size).collect()
+/// Where a replica's piece with dims `local` lies in the whole leaf: the index of its first element
+/// and its size, in each dim, without padding. A piece of nothing but padding has a size of 0.
+pub fn place(
+    leaf: &LeafSpec,
+    mesh: &Mesh,
+    replica: usize,
+    local: &[usize],
+) -> (Vec<usize>, Vec<usize>) {
+    let dims = leaf.dims.iter().zip(local).zip(leaf.sharding.dims());
+    let range = dims.map(|((whole, size), axes)| {
+        let start = (mesh.index(replica, *axes) * size).min(*whole);
+        (start, (*size).min(whole - start))
+    });
+    range.unzip()
+}
+
+/// A piece without its padding, from that with it or without it.
+pub fn cut(piece: Literal, dims: &[usize]) -> Literal {
+    if piece.dims() == dims { piece } else { piece.slice(&vec![0; dims.len()], dims) }
+}
+
+/// A piece with zeros after its last elements, so that it has these dims.
+pub fn padded(piece: Literal, dims: &[usize]) -> Literal {
+    if piece.dims() == dims {
+        return piece;
+    }
+    let mut padded = Literal::zeros(piece.dtype(), dims);
+    padded.paste(&piece, &vec![0; dims.len()]);
+    padded
 }
 
 /// The whole leaf, from the pieces of its [`holders`].
-pub fn join(leaf: &LeafSpec, mesh: &Mesh, pieces: &[(usize, Literal)]) -> Literal {
+pub fn join(leaf: &LeafSpec, mesh: &Mesh, pieces: Vec<(usize, Literal)>) -> Literal {
     let mut whole = Literal::zeros(leaf.dtype, &leaf.dims);
     for (replica, piece) in pieces {
-        whole.paste(piece, &start(leaf, mesh, *replica, piece.dims()));
+        let (start, dims) = place(leaf, mesh, replica, piece.dims());
+        whole.paste(&cut(piece, &dims), &start);
     }
     whole
 }
@@ -67,7 +93,8 @@ mod tests {
         ] {
             let leaf = LeafSpec::new(DType::F32, &[4, 6, 2], Sharding::new(&axes));
             let local = leaf.local_type(&mesh).unwrap().dims;
-            let piece = |replica: usize| whole.slice(&start(&leaf, &mesh, replica, &local), &local);
+            let piece =
+                |replica: usize| whole.slice(&place(&leaf, &mesh, replica, &local).0, &local);
             for replica in 0..mesh.num_replicas() {
                 let first = |dim: usize| mesh.index(replica, axes[dim]) * local[dim];
                 let mut expected = vec![];
@@ -82,11 +109,28 @@ mod tests {
             let held = holders(&leaf, &mesh, 0..12).unwrap();
             assert_eq!(held.len(), mesh.group_size(leaf.sharding.varying()));
             let held: Vec<_> = held.into_iter().map(|replica| (replica, piece(replica))).collect();
-            assert_eq!(join(&leaf, &mesh, &held), whole);
+            assert_eq!(join(&leaf, &mesh, held), whole);
         }
+        // Pieces of 2 rows: the third has one, or nothing but padding.
+        let rows = Sharding::leading(2, tensor);
+        for (num_rows, third) in [(5, [8.0, 9.0, 0.0, 0.0]), (4, [0.0; 4])] {
+            let dims = [num_rows, 2];
+            let whole = Literal::from_slice(&dims, &values[..2 * num_rows]);
+            let leaf = LeafSpec::new(DType::F32, &dims, rows.clone());
+            let leaf = LeafSpec { is_padded: true, ..leaf };
+            let local = leaf.local_type(&mesh).unwrap().dims;
+            let piece = |replica| {
+                let (start, dims) = place(&leaf, &mesh, replica, &local);
+                padded(whole.slice(&start, &dims), &local)
+            };
+            let held: Vec<_> = (0..3).map(|replica| (replica, piece(replica))).collect();
+            assert_eq!(held[2].1.to_f64(), third);
+            assert_eq!(join(&leaf, &mesh, held), whole);
+        }
+
         let scalar = LeafSpec::replicated(DType::U32, &[]);
         assert_eq!(holders(&scalar, &mesh, 0..12), Some(vec![0]));
-        assert_eq!(start(&scalar, &mesh, 5, &[]), [0usize; 0]);
-        assert_eq!(join(&scalar, &mesh, &[(0, Literal::scalar(7u32))]), Literal::scalar(7u32));
+        assert_eq!(place(&scalar, &mesh, 5, &[]), (vec![], vec![]));
+        assert_eq!(join(&scalar, &mesh, vec![(0, Literal::scalar(7u32))]), Literal::scalar(7u32));
     }
 }

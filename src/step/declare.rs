@@ -15,7 +15,7 @@ use models::{
 
 use super::{BATCH, NUM_SKIPPED, STEP, StateSection, StepError, ema_path};
 use crate::config::OnNonfinite;
-use crate::optim::Transformation;
+use crate::optim::{Mask, Transformation};
 use crate::parallel::{ParallelPlan, Synchronize, UseDTypes};
 
 /// A field of the batch.
@@ -46,6 +46,8 @@ pub struct StepSpec<'a> {
     pub precision: Precision,
     /// The update rule.
     pub optimizer: &'a dyn Transformation,
+    /// The parameters that [`ParallelPlan::gather_dtype`] applies to.
+    pub gather_mask: &'a Mask,
     /// How gradients are summed over the replicas.
     pub synchronize: &'a dyn Synchronize,
     /// The action when the loss, a gradient or the next state is not finite.
@@ -94,14 +96,11 @@ impl<'a> StepSpec<'a> {
         let params = params.map(|_, parameter| {
             let leaf = parameter.leaf();
             let row = leaf.row();
-            let tensor = match parameter.tensor {
-                TensorUse::Cut(dim) => Some(dim),
-                TensorUse::Replicated | TensorUse::Varying => None,
-            };
-            let sharding = self.plan.layout(&row.dims, tensor).sharding(row.dims.len());
-            leaf.with_row_sharding(&sharding)
+            let layout = self.plan.layout(&row.dims, parameter.tensor.cut_dim());
+            leaf.with_row_sharding(&layout.sharding(row.dims.len()))
         });
         self.optimizer.check(&params)?;
+        self.gather_mask.check(&params)?;
         let opt_state = self.optimizer.init(&params);
         let comm = params.iter().flat_map(|(path, param)| {
             let kinds = self.synchronize.comm(param, &self.plan);
@@ -263,7 +262,12 @@ impl DeclaredStep<'_> {
 
     /// The arguments of [`ParallelPlan`]'s functions for the parameter with this path in the model.
     fn placed(&self, path: &str) -> (&Sharding, UseDTypes) {
-        (&self.param_leaf(path).sharding, use_dtypes(&self.params[path]))
+        let is_sent_exactly = self.is_sent_exactly(path);
+        (&self.param_leaf(path).sharding, use_dtypes(&self.params[path], is_sent_exactly))
+    }
+
+    fn is_sent_exactly(&self, path: &str) -> bool {
+        !self.spec.gather_mask.includes_all(path, self.param_leaf(path))
     }
 
     /// The axes along which replicas use a parameter for other activations.
@@ -271,7 +275,7 @@ impl DeclaredStep<'_> {
         let batch_axes = self.spec.plan.batch_axes();
         match self.params[path].tensor {
             TensorUse::Varying => batch_axes | Axis::Tensor.into(),
-            TensorUse::Replicated | TensorUse::Cut(_) => batch_axes,
+            _ => batch_axes,
         }
     }
 
@@ -283,8 +287,10 @@ impl DeclaredStep<'_> {
     /// Applies [`ParallelPlan::for_use`] where the model uses a parameter; in a scan, that is a row
     /// of the leaf.
     pub(super) fn at_use(&self) -> Rc<dyn ParamUse> {
-        let shardings = self.params.map(|path, _| self.param_leaf(path).row().sharding);
-        Rc::new(AtUse { plan: self.spec.plan, shardings })
+        let placed = self
+            .params
+            .map(|path, _| (self.param_leaf(path).row().sharding, self.is_sent_exactly(path)));
+        Rc::new(AtUse { plan: self.spec.plan, placed })
     }
 }
 
@@ -319,20 +325,24 @@ impl fmt::Debug for DeclaredStep<'_> {
     }
 }
 
-fn use_dtypes(parameter: &Parameter) -> UseDTypes {
-    UseDTypes { used_in: parameter.used_in, rounded_to: parameter.rounded_to }
+fn use_dtypes(parameter: &Parameter, is_sent_exactly: bool) -> UseDTypes {
+    let Parameter { used_in, rounded_to, .. } = *parameter;
+    UseDTypes { used_in, rounded_to, is_sent_exactly }
 }
 
 struct AtUse {
     plan: ParallelPlan,
-    shardings: Tree<Sharding>,
+    /// Shardings of parameters, and whether they are sent exactly.
+    placed: Tree<(Sharding, bool)>,
 }
 
 impl ParamUse for AtUse {
     #[track_caller]
     fn apply<'g>(&self, path: &str, bound: Tensor<'g>, parameter: &Parameter) -> Tensor<'g> {
-        match self.shardings.get(path) {
-            Some(sharding) => self.plan.for_use(bound, sharding, use_dtypes(parameter)),
+        match self.placed.get(path) {
+            Some((sharding, is_sent_exactly)) => {
+                self.plan.for_use(bound, sharding, use_dtypes(parameter, *is_sent_exactly))
+            }
             // Not a parameter of the declared model: the scope has no value for it and reports
             // that.
             None => bound,

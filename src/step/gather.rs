@@ -17,7 +17,13 @@ pub fn trace_gather(mesh: Mesh, spec: &LeafSpec) -> Result<Graph, StepError> {
             let dims = spec.sharding.dims().iter().enumerate();
             let cut = dims.filter(|(_, axes)| !axes.is_empty());
             let shard = t.input(path, ty.clone());
-            let whole = cut.fold(shard, |leaf, (dim, axes)| leaf.all_gather(dim, *axes));
+            let whole = cut.fold(shard, |leaf, (dim, axes)| {
+                let gathered = leaf.all_gather(dim, *axes);
+                match gathered.dim(dim) == spec.dims[dim] {
+                    true => gathered,
+                    false => gathered.slice_dim(dim, 0, spec.dims[dim]),
+                }
+            });
             t.output_varying(GATHERED, whole, ty.varying);
         }
     })?)

@@ -1,7 +1,9 @@
 //! The graph that initializes the state.
 
 use hlo::random::{GlobalSlice, Key};
-use hlo::{AxisSet, DType, Graph, LeafSpec, Mesh, Tensor, TensorType, Tree, row_paths, trace};
+use hlo::{
+    AxisSet, DType, Graph, LeafSpec, Mesh, Tensor, TensorType, Tracer, Tree, row_paths, trace,
+};
 use models::{Initializer, Parameter};
 
 use super::{DeclaredStep, SEED, StateSection, StepError, finish};
@@ -44,8 +46,10 @@ fn draw<'a, 'g>(
 ) -> Tree<Tensor<'g>> {
     let t = key.words()[0].tracer();
     let window = |row: &LeafSpec| {
-        let window = GlobalSlice::shard(t, &row.dims, &row.sharding);
-        window.unwrap_or_else(|_| unreachable!("`declare` has cut it before"))
+        let local = row.local_type(&t.mesh());
+        let local = local.unwrap_or_else(|_| unreachable!("`declare` has cut it before")).dims;
+        let start: Vec<_> = (0..local.len()).map(|dim| first_index(t, row, dim, &local)).collect();
+        GlobalSlice::from(&start, &local, &row.dims)
     };
     let mut drawn = Tree::new();
     let mut kinds: Vec<(LeafSpec, Initializer, AxisSet, Vec<&str>)> = vec![];
@@ -53,7 +57,7 @@ fn draw<'a, 'g>(
         let (leaf, initializer) = (leaf(name), parameter.initializer);
         if !initializer.is_random() {
             let value = initializer.draw(key, &window(leaf), leaf.dtype);
-            drawn.insert(name, value.vary(leaf.sharding.varying()));
+            drawn.insert(name, without_padding(value.vary(leaf.sharding.varying()), leaf));
             continue;
         }
         let (row, stages) = (leaf.row(), stacked_axes(leaf));
@@ -84,10 +88,39 @@ fn draw<'a, 'g>(
             let end = start + sizes.iter().product::<usize>();
             let rows = together.slice_dim(0, start, end);
             start = end;
-            drawn.insert(name, rows.reshape(&[&sizes[..], &local].concat()));
+            let value = rows.reshape(&[&sizes[..], &local].concat());
+            drawn.insert(name, without_padding(value, leaf));
         }
     }
     drawn
+}
+
+/// The index in the whole leaf of the first element of this replica's piece along a dim that is
+/// cut: a u32 scalar.
+fn first_index<'g>(
+    t: &'g Tracer,
+    leaf: &LeafSpec,
+    dim: usize,
+    local: &[usize],
+) -> Option<Tensor<'g>> {
+    let axes = leaf.sharding.dims()[dim];
+    (!axes.is_empty()).then(|| t.replica_id(axes) * local[dim] as f64)
+}
+
+/// A piece of a leaf with zeros in the place of elements that the whole leaf does not have.
+fn without_padding<'g>(piece: Tensor<'g>, leaf: &LeafSpec) -> Tensor<'g> {
+    let (t, local) = (piece.tracer(), piece.shape());
+    (0..local.len()).fold(piece, |piece, dim| {
+        let num_pieces = t.mesh().group_size(leaf.sharding.dims()[dim]);
+        let first = first_index(t, leaf, dim, &local);
+        let Some(first) = first.filter(|_| num_pieces * local[dim] != leaf.dims[dim]) else {
+            return piece;
+        };
+        let index = t.iota(DType::U32, &local, dim).vary(first.varying());
+        let exists = (index + first.broadcast_like(index, &[])).less(leaf.dims[dim] as f64);
+        let exists = exists.vary(piece.varying());
+        exists.select(piece, piece.full_like(0.0))
+    })
 }
 
 /// The axes over which the rows of a leaf are divided.
@@ -105,11 +138,7 @@ fn own_rows<'g>(keys: Key<'g>, leaf: &LeafSpec) -> Key<'g> {
         let num_leaves = words.dim(0) / leaf.num_rows();
         let all = words.reshape(&[&[num_leaves], leaf.stack_sizes()].concat());
         let zero = t.scalar(DType::U32, 0.0);
-        let axes = leaf.sharding.dims().iter().zip(&local);
-        let start = axes.map(|(axes, size)| match axes.is_empty() {
-            true => zero,
-            false => t.replica_id(*axes) * *size as f64,
-        });
+        let start = (0..local.len()).map(|dim| first_index(t, leaf, dim, &local).unwrap_or(zero));
         let start: Vec<_> = std::iter::once(zero).chain(start).collect();
         let own = all.dynamic_slice(&start, &[&[num_leaves], &local[..]].concat());
         own.reshape(&[own.num_elements()])

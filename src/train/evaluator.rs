@@ -129,6 +129,7 @@ impl<'a> EvalSpec<'a> {
             num_microbatches: 1,
             precision: self.precision,
             optimizer: &optimizer,
+            gather_mask: &optim::Mask::Matrices,
             synchronize: &PlainSum,
             on_nonfinite: OnNonfinite::Stop,
             attention: match client.has_host_kernels() {

@@ -164,6 +164,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let processes = Processes::of(member.as_ref());
     // Before anything that takes time: a run that cannot write its files does not start.
     let resolved = job.config.to_toml().map_err(Error::Unwritable)?;
+    let prometheus = recorder::listen(&job.config.observe, processes)?;
     for warning in &job.splits.warnings {
         processes.say(&format!("warning: {warning}"));
     }
@@ -218,8 +219,8 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     stop.check()?;
 
     let resumed = beginning.checkpoint.as_ref();
-    let mut recorder =
-        Recorder::begin((dir, processes), &resolved, job, &run, &trainer, resumed, *started)?;
+    let outputs = (dir, prometheus, processes);
+    let mut recorder = Recorder::begin(outputs, &resolved, job, &run, &trainer, resumed, *started)?;
     stop.begin();
     let saver = beginning.saver((job, processes), &run, &trainer, &resolved, &mut recorder);
     let steps = saver.and_then(|saver| {

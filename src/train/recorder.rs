@@ -12,13 +12,28 @@ use super::progress_record::progress_of;
 use super::run_dir::{CONFIG_FILE, RunDir};
 use super::{Error, Job, Outcome, Run, StepResult, Trainer, params_file};
 use crate::checkpoint::Checkpoint;
-use crate::cluster::SlowPeer;
-use crate::config::MeshConfig;
+use crate::cluster::{Member, SlowPeer};
+use crate::config::{MeshConfig, ObserveConfig};
 use crate::observe::{
-    self, EvalResult, FlushLater, LaunchMetrics, RunEnd, RunEvent, RunInfo, RunProgress,
-    SavedCheckpoint, Sinks, SlowProcess, Status, StepEval, replace_file,
+    self, EvalResult, FlushLater, LaunchMetrics, Prometheus, RunEnd, RunEvent, RunInfo,
+    RunProgress, SavedCheckpoint, SinkChoice, Sinks, SlowProcess, Status, StepEval, replace_file,
 };
 use crate::state;
+
+/// The endpoint of this process, if it has one: each process on a host has a port of its own.
+///
+/// # Errors
+/// An address that cannot be listened on.
+pub(super) fn listen(
+    config: &ObserveConfig,
+    processes: Processes<'_>,
+) -> Result<Option<Prometheus>, Error> {
+    let Some(address) = config.prometheus_address() else { return Ok(None) };
+    let process_index = processes.this().index;
+    let local_index = processes.member().map_or(0, Member::local_index);
+    let port = usize::from(address.port()) + local_index;
+    Ok(Some(Prometheus::listen(address.host(), port, process_index)?))
+}
 
 /// Sends events to the sinks of a run.
 pub(super) struct Recorder {
@@ -36,7 +51,7 @@ impl Recorder {
     /// # Errors
     /// Files that cannot be moved or written.
     pub fn begin(
-        (dir, processes): (Option<RunDir>, Processes<'_>),
+        (dir, prometheus, processes): (Option<RunDir>, Option<Prometheus>, Processes<'_>),
         resolved: &str,
         job: &Job<'_>,
         run: &Run,
@@ -70,9 +85,16 @@ impl Recorder {
                 .first()
                 .map_or(String::new(), |device| device.kind.clone()),
             version: env!("CARGO_PKG_VERSION"),
+            config: resolved.to_owned(),
             resumed_from: resumed.map(|from| from.location().to_string()),
             failed_generations: processes.failed_generations(),
             progress: progress.clone(),
+        };
+        let choice = SinkChoice {
+            out: dir.as_ref().map(RunDir::path),
+            is_quiet: !processes.is_first(),
+            has_tensorboard: job.config.observe.tensorboard,
+            prometheus,
         };
         let sinks = match &dir {
             Some(dir) => {
@@ -81,11 +103,10 @@ impl Recorder {
                 let written = replace_file(&path, resolved.as_bytes());
                 written
                     .map_err(|source| observe::Error::Write { path, source })
-                    .and_then(|()| Sinks::start(Some(dir.path()), info))
+                    .and_then(|()| Sinks::start(choice, info))
                     .inspect_err(|_| dir.give_up())?
             }
-            None if processes.is_first() => Sinks::start(None, info)?,
-            None => Sinks::start_silent(info)?,
+            None => Sinks::start(choice, info)?,
         };
         Ok(Self {
             dir,

@@ -10,12 +10,12 @@ use models::{AttentionKernels, Model, Precision};
 use super::fabric_file::choose_all_reduces;
 use super::{CompileSettings, Error};
 use crate::config::{
-    AutoOr, BatchSplit, CompileConfig, Compression, Config, KernelsConfig, OnNonfinite,
-    OptionValue, ReduceDType, RunLength,
+    AutoOr, BatchSplit, CompileConfig, Compression, Config, GatherDType, KernelsConfig,
+    OnNonfinite, OptionValue, ReduceDType, RunLength,
 };
 use crate::data::{Field, Source, Splits};
 use crate::lowering::Lowering;
-use crate::optim::{self, Transformation, schedule::Schedule};
+use crate::optim::{self, Mask, Transformation, schedule::Schedule};
 use crate::parallel::{
     GatherAt, NarrowSum, ParallelPlan, PipelinePlan, PlainSum, PowerSgdSum, QuantizedSum,
     Synchronize, TopKSum,
@@ -34,6 +34,8 @@ pub struct Run {
     pub schedule: Schedule,
     /// The replicas, and how a step is distributed over them.
     pub plan: ParallelPlan,
+    /// The parameters that [`ParallelPlan::gather_dtype`] applies to.
+    pub gather_mask: Mask,
     /// How gradients are summed over the replicas.
     pub synchronize: Arc<dyn Synchronize>,
     /// The update rule.
@@ -111,6 +113,7 @@ impl Run {
             batch,
             length,
             plan: plan(config, &fields, mesh),
+            gather_mask: Mask::new("parallel.gather_exact", config.parallel.gather_exact.as_ref()),
             synchronize: synchronize(config, mesh),
             optimizer: optim::from_config(&config.optimizer),
             fields,
@@ -151,8 +154,14 @@ impl Run {
 
     /// How the training differs from that of one device in the same dtypes: by what replicas send.
     pub fn approximations(&self) -> Vec<String> {
-        let gathers = (self.plan.gather_dtype.is_some() && self.plan.mesh.size(Axis::Fsdp) > 1)
-            .then(|| "the loss is that of parameters that are rounded to 8 bits".to_owned());
+        let dtype = self.plan.gather_dtype.filter(|_| self.plan.mesh.size(Axis::Fsdp) > 1);
+        let gathers = dtype.map(|dtype| {
+            let bits = match dtype {
+                GatherDType::Int8 => "8 bits",
+                GatherDType::F8E4M3 => "f8e4m3",
+            };
+            format!("the loss is that of parameters that are rounded to {bits}")
+        });
         self.synchronize.approximation().into_iter().chain(gathers).collect()
     }
 
@@ -185,6 +194,7 @@ impl Run {
             num_microbatches: self.batch.num_microbatches(),
             precision: self.precision,
             optimizer: &*self.optimizer,
+            gather_mask: &self.gather_mask,
             synchronize: &*self.synchronize,
             on_nonfinite: self.on_nonfinite,
             attention: self.attention,
@@ -331,7 +341,7 @@ pub(super) fn plan<'f>(
         .with_sequence(sequence)
         .with_pipeline(pipeline)
         .with_reduce_dtype(config.parallel.reduce_dtype.map(Into::into))
-        .with_gather_dtype(config.parallel.gather_dtype.map(Into::into))
+        .with_gather_dtype(config.parallel.gather_dtype)
 }
 
 /// The kernels for attention.

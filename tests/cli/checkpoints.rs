@@ -93,6 +93,25 @@ fn a_run_survives_being_killed_at_any_moment() {
     );
 }
 
+/// What replicas have not sent of their gradients, and the projections of these, are as they were.
+#[test]
+fn a_run_with_compressed_gradients_survives_being_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets = [
+        "mesh.data=2",
+        "parallel.compression=power_sgd",
+        "train.epochs=40",
+        "train.eval_every=0",
+        "checkpoint.every_steps=9",
+        "checkpoint.keep=1",
+    ];
+    let killed = survives("KILL", dir.path(), DIGITS, &sets, 4);
+    let shown = lockstep(&["checkpoint", "inspect", text(&killed.join("checkpoints"))]).succeeded();
+    for leaf in ["comm.residual.", "comm.basis."] {
+        assert!(shown.stdout.contains(leaf), "{}", shown.stdout);
+    }
+}
+
 /// Also while it is evaluated. The best evaluation has a checkpoint.
 #[test]
 fn a_run_survives_being_stopped_and_keeps_its_best_state() {

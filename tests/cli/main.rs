@@ -15,6 +15,8 @@
 //! - `schedule`: the learning rates that it prints, against those of `train`
 //! - `plot`: the curves of runs, in every form and of whatever a run has left
 //! - `report`: a page about runs: its numbers, its size, and that nothing recorded is markup
+//! - `prometheus`: its endpoint shows the run, and clients change nothing in it
+//! - `tensorboard`: its files have the numbers of `metrics.jsonl`
 //! - `reports`: `config`, `hlo`, `bench`, `plugin list`, `doctor`
 //! - `plugin`: what is damaged, and `plugin install`, `verify` and `remove`
 //!
@@ -30,10 +32,12 @@ mod own_data;
 mod pipeline;
 mod plot;
 mod plugin;
+mod prometheus;
 mod report;
 mod reports;
 mod run_dir;
 mod schedule;
+mod tensorboard;
 mod terminal;
 mod texts;
 mod training;

@@ -302,6 +302,10 @@ fn compression_is_of_one_kind_and_sends_something() {
             &["parallel.compression=power_sgd", "mesh.data=1", "mesh.fsdp=4"],
             "nothing would be saved; set mesh.data to 2 or more",
         ),
+        (
+            &["parallel.gather_exact=['*norm*']", "mesh.fsdp=2"],
+            "leave out parallel.gather_exact (--unset parallel.gather_exact)",
+        ),
         (&["parallel.gather_dtype=int8"], "parameters are gathered over mesh.fsdp replicas, but"),
     ] {
         let error = parse(GOOD, sets).unwrap_err().to_string();

@@ -122,6 +122,7 @@ impl Setting {
             num_microbatches: self.num_microbatches,
             precision: models::Precision::uniform(self.dtype),
             optimizer,
+            gather_mask: &Mask::Matrices,
             synchronize: &PlainSum,
             on_nonfinite: OnNonfinite::Stop,
             attention: AttentionKernels::None,

@@ -135,6 +135,7 @@ impl Case<'_> {
             num_microbatches: 1,
             precision: Precision::uniform(dtype),
             optimizer: self.optimizer,
+            gather_mask: &Mask::Matrices,
             synchronize: &PlainSum,
             on_nonfinite: OnNonfinite::Stop,
             attention: AttentionKernels::None,

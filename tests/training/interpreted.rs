@@ -15,6 +15,8 @@ use lockstep::step;
 use lockstep::train::{Run, mesh_on_host};
 use rayon::prelude::*;
 
+use crate::tensor::join;
+
 const NUM_STEPS: u64 = 2;
 const TOLERANCE: f64 = 1e-10;
 
@@ -181,21 +183,6 @@ fn train(model: &str, sets: &[&str]) -> Trained {
     let params = specs.map(|path, leaf| whole(&step::StateSection::Params.path(path), leaf));
     // Stacks of scanned blocks as the rows that files hold.
     Trained { losses, params: split_rows(&specs, params) }
-}
-
-/// The whole leaf. Replicas that hold the same piece must hold the same bits.
-fn join(leaf: &LeafSpec, mesh: &Mesh, on_replicas: &[Literal]) -> Literal {
-    let mut whole = Literal::zeros(leaf.dtype, &leaf.dims);
-    let mut pieces = BTreeMap::new();
-    for (replica, piece) in on_replicas.iter().enumerate() {
-        let axes = leaf.sharding.dims();
-        let dims = piece.dims().iter().zip(axes);
-        let start: Vec<_> = dims.map(|(size, axes)| mesh.index(replica, *axes) * size).collect();
-        whole.paste(piece, &start);
-        let first = pieces.entry(start).or_insert(piece);
-        assert!(*first == piece, "replica {replica} holds another value");
-    }
-    whole
 }
 
 fn check(what: &str, one: &Trained, other: &Trained) {

@@ -7,7 +7,7 @@ use crate::support;
 use hlo::{DType, Graph, Literal, Mesh, interpret};
 use lockstep::config::{Config, OnNonfinite};
 use lockstep::lowering::Lowering;
-use lockstep::optim::from_config;
+use lockstep::optim::{Mask, from_config};
 use lockstep::parallel::{GatherAt, ParallelPlan, PlainSum};
 use lockstep::pjrt::Platform;
 use lockstep::step::{BatchField, METRICS, StepSpec, trace_step};
@@ -210,6 +210,7 @@ fn graph(model: &dyn Model, num_examples: usize, keys: &[&str], case: &Case) -> 
         num_microbatches: case.num_microbatches,
         precision: case.precision,
         optimizer: &*from_config(&config.optimizer),
+        gather_mask: &Mask::Matrices,
         synchronize: &PlainSum,
         on_nonfinite: case.on_nonfinite,
         attention: AttentionKernels::None,

@@ -8,7 +8,7 @@ use hlo::{
     Axis, DType, Graph, LeafSpec, Literal, Mesh, Tensor, Tree, communication, count, interpret,
 };
 use lockstep::config::OnNonfinite;
-use lockstep::optim::chain;
+use lockstep::optim::{Mask, chain};
 use lockstep::parallel::{GatherAt, ParallelPlan, PlainSum};
 use lockstep::step::{self, BatchField, DeclaredStep, StepSpec};
 use models::encoder::{Encoder, EncoderFamily, Head};
@@ -191,6 +191,7 @@ fn with_microbatches<R>(
         num_microbatches,
         precision: Precision::uniform(DType::F64),
         optimizer: &chain(vec![]),
+        gather_mask: &Mask::Matrices,
         synchronize: &PlainSum,
         on_nonfinite: OnNonfinite::Stop,
         attention: AttentionKernels::None,
@@ -242,16 +243,21 @@ pub(crate) fn gradients(
     .unwrap()
 }
 
-/// The whole leaf. Replicas with the same piece must have the same bits.
-fn join(leaf: &LeafSpec, mesh: &Mesh, on_replicas: &[Literal]) -> Literal {
-    let mut whole = Literal::zeros(leaf.dtype, &leaf.dims);
+/// The whole leaf. Replicas with the same piece must have the same bits, and padding is zeros.
+pub(crate) fn join(leaf: &LeafSpec, mesh: &Mesh, on_replicas: &[Literal]) -> Literal {
+    let sizes = on_replicas[0].dims().iter().zip(leaf.sharding.dims());
+    let stored: Vec<_> = sizes.map(|(size, axes)| mesh.group_size(*axes) * size).collect();
+    let mut with_padding = Literal::zeros(leaf.dtype, &stored);
     let mut pieces = BTreeMap::new();
     for (replica, piece) in on_replicas.iter().enumerate() {
         let dims = piece.dims().iter().zip(leaf.sharding.dims());
         let start: Vec<_> = dims.map(|(size, axes)| mesh.index(replica, *axes) * size).collect();
-        whole.paste(piece, &start);
+        with_padding.paste(piece, &start);
         assert!(*pieces.entry(start).or_insert(piece) == piece, "replica {replica} differs");
     }
+    let whole = with_padding.slice(&vec![0; stored.len()], &leaf.dims);
+    let count = |x: &Literal| x.to_f64().iter().filter(|x| **x != 0.0).count();
+    assert_eq!(count(&with_padding), count(&whole), "{leaf}");
     whole
 }
 
@@ -312,8 +318,7 @@ fn a_decoder_with_grouped_heads_and_norms_agrees_with_one_replica() {
     }
 }
 
-/// The vocabulary of 30 is cut over 2 replicas and whole on each of 4; of 64 or 32 rows the last
-/// chunk lacks some.
+/// Each of 4 replicas has 8 of 30 entries, the last 6; of 64 or 32 rows the last chunk lacks some.
 #[test]
 fn a_loss_in_chunks_of_rows_agrees_with_one_replica() {
     let model = Gpt { vocabulary: VOCABULARY, loss_chunk_rows: Some(24), ..gpt(true) };
@@ -322,6 +327,18 @@ fn a_loss_in_chunks_of_rows_agrees_with_one_replica() {
         [&model, &whole].map(|model| of_one_replica("chunks", model, &fields, &values));
     assert!((loss - expected).abs() < 1e-12 * expected, "{loss} {expected}");
     check("chunks", &model, false);
+}
+
+/// Each of 8 replicas has 5 of 33 entries, but the seventh 3 and the last none.
+#[test]
+fn replicas_without_entries_of_the_vocabulary_agree_with_one_replica() {
+    let (model, fields) = (Gpt { num_heads: 8, vocabulary: 33, ..gpt(false) }, fields(false));
+    let expected = of_one_replica("33 entries", &model, &fields, &values);
+    for sequence in [false, true] {
+        let plan = plan(&[(Axis::Tensor, 8)], GatherAt::Step, sequence);
+        let found = gradients(&model, &fields, &values, plan, 1);
+        assert_alike("33 entries", &expected, &found);
+    }
 }
 
 #[test]

@@ -38,9 +38,9 @@ pub fn embedding<'g>(
     d: usize,
     initializer: Initializer,
 ) -> Embedding<'g> {
-    let of_piece = scope.of_vocabulary(vocabulary);
+    let of_piece = scope.of_vocabulary();
     let table_vd = of_piece.param_to_round("weight", &[vocabulary, d], initializer);
-    Embedding { scope: scope.clone(), table_vd: scope.own_entries(table_vd, vocabulary) }
+    Embedding { scope: scope.clone(), table_vd }
 }
 
 impl<'g> Embedding<'g> {
