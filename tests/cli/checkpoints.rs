@@ -100,12 +100,12 @@ fn a_run_with_compressed_gradients_survives_being_killed() {
     let sets = [
         "mesh.data=2",
         "parallel.compression=power_sgd",
-        "train.epochs=40",
+        "train.epochs=20",
         "train.eval_every=0",
         "checkpoint.every_steps=9",
         "checkpoint.keep=1",
     ];
-    let killed = survives("KILL", dir.path(), DIGITS, &sets, 4);
+    let killed = survives("KILL", dir.path(), DIGITS, &sets, 2);
     let shown = lockstep(&["checkpoint", "inspect", text(&killed.join("checkpoints"))]).succeeded();
     for leaf in ["comm.residual.", "comm.basis."] {
         assert!(shown.stdout.contains(leaf), "{}", shown.stdout);

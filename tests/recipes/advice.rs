@@ -97,7 +97,7 @@ fn advice_for_generated_recipes_ends_without_findings() {
     };
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let (mut num_taken, mut num_flagged) = (0, 0);
-    let num_cases = if std::env::var_os("LOCKSTEP_FULL").is_some() { 400 } else { 120 };
+    let num_cases = if std::env::var_os("LOCKSTEP_FULL").is_some() { 400 } else { 60 };
     for _ in 0..num_cases {
         let (base, chosen) = case().new_tree(&mut runner).unwrap().current();
         let sets: Vec<_> = chosen
