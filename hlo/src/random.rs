@@ -10,7 +10,7 @@
 
 use std::f64::consts::TAU;
 
-use crate::{DType, Literal, Mesh, Sharding, Tensor, Threefry, Tracer};
+use crate::{DType, LeafSpec, Literal, Tensor, Threefry, Tracer, UnevenShard};
 
 pub use crate::ops::threefry::threefry2x32;
 
@@ -197,24 +197,21 @@ impl<'g> GlobalSlice<'g> {
         Self { global: global.to_vec(), local: dims.to_vec(), start: start.to_vec() }
     }
 
-    /// This replica's shard of a tensor of the given global dims.
+    /// This replica's piece of a leaf, with its padding.
     ///
     /// # Errors
     /// If a dim does not divide.
-    #[track_caller]
-    pub fn shard(
-        t: &'g Tracer,
-        global: &[usize],
-        sharding: &Sharding,
-    ) -> Result<Self, crate::UnevenShard> {
-        let mesh: Mesh = t.mesh();
-        let local = sharding.local_shape(global, &mesh)?;
-        let start = sharding
-            .dims()
-            .iter()
-            .zip(&local)
-            .map(|(axes, size)| (!axes.is_empty()).then(|| t.replica_id(*axes) * *size as f64));
-        Ok(Self { global: global.to_vec(), start: start.collect(), local })
+    pub fn shard(t: &'g Tracer, leaf: &LeafSpec) -> Result<Self, UnevenShard> {
+        let local = leaf.local_type(&t.mesh())?.dims;
+        let cut = leaf.sharding.dims().iter().zip(&local);
+        let start =
+            cut.map(|(axes, size)| (!axes.is_empty()).then(|| t.replica_id(*axes) * *size as f64));
+        Ok(Self { global: leaf.dims.clone(), start: start.collect(), local })
+    }
+
+    /// The index of its first element along a dim: a u32 scalar, or `None` for 0.
+    pub fn start(&self, dim: usize) -> Option<Tensor<'g>> {
+        self.start[dim]
     }
 
     /// The same elements, with all dims after the first flattened to one. Unchanged if the slice is
@@ -272,7 +269,7 @@ mod tests {
     use std::panic::Location;
 
     use super::*;
-    use crate::{Axis, AxisSet, TensorType, interpret, trace};
+    use crate::{Axis, AxisSet, Mesh, Sharding, TensorType, interpret, trace};
 
     /// Known answers of Random123 1.14 (`kat_vectors`, threefry2x32 with 20 rounds).
     const KNOWN: [([u32; 2], [u32; 2], [u32; 2]); 3] = [
@@ -362,12 +359,13 @@ mod tests {
             Sharding::new(&[AxisSet::EMPTY, data, AxisSet::EMPTY]),
         ] {
             for dtype in [DType::F32, DType::F64, DType::Bf16] {
+                let leaf = LeafSpec::new(dtype, &global, sharding.clone());
                 let whole = draw(Mesh::SINGLE, [3, 4], |_, key| {
                     key.normal(&GlobalSlice::whole(&global), dtype)
                 });
                 let whole = whole[0].to_f64();
                 let shards = draw(mesh, [3, 4], |t, key| {
-                    key.normal(&GlobalSlice::shard(t, &global, &sharding).unwrap(), dtype)
+                    key.normal(&GlobalSlice::shard(t, &leaf).unwrap(), dtype)
                 });
                 for (replica, shard) in shards.iter().enumerate() {
                     let local = sharding.local_shape(&global, &mesh).unwrap();

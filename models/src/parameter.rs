@@ -143,7 +143,9 @@ impl Parameter {
     pub(crate) fn varying(&self) -> AxisSet {
         let over_tensor = match self.tensor {
             TensorUse::Replicated => AxisSet::EMPTY,
-            _ => Axis::Tensor.into(),
+            TensorUse::Varying | TensorUse::Cut(_) | TensorUse::CutAndPadded(_) => {
+                Axis::Tensor.into()
+            }
         };
         if self.is_pipelined { over_tensor | Axis::Pipeline.into() } else { over_tensor }
     }

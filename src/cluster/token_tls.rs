@@ -154,7 +154,9 @@ pub fn describe(error: &io::Error) -> String {
         ) => "does not have the token of this job".to_owned(),
         Some(Error::InvalidCertificate(error)) => format!("shows a bad certificate: {error}"),
         Some(Error::AlertReceived(alert)) => {
-            format!("says no ({alert:?}): it has another token, or belongs to another job")
+            format!(
+                "refuses the handshake ({alert:?}): it has another token, or belongs to another job"
+            )
         }
         Some(error) => format!("is not a process of this program ({error})"),
         None => match error.kind() {

@@ -151,16 +151,12 @@ impl State {
         let holders = shards::held(spec, &self.mesh, 0..self.mesh.num_replicas()).into_iter();
         let holders =
             holders.filter(|holder| self.placement.replicas().any(|here| here == *holder));
-        let piece = |replica| {
+        let pieces = holders.filter_map(|replica| {
             let (start, dims) = shards::place(spec, &self.mesh, replica, &local.dims);
-            Ok((start, dims, buffers.to_host(replica)?))
-        };
-        let is_padding = |replica: &usize| {
-            let (_, dims) = shards::place(spec, &self.mesh, *replica, &local.dims);
-            dims != local.dims && dims.contains(&0)
-        };
-        let holders = holders.filter(|replica| !is_padding(replica));
-        Ok(PendingPieces(holders.map(piece).collect::<Result<_, Error>>()?))
+            let is_padding = dims != local.dims && dims.contains(&0);
+            (!is_padding).then(|| Ok((start, dims, buffers.to_host(replica)?)))
+        });
+        Ok(PendingPieces(pieces.collect::<Result<_, Error>>()?))
     }
 
     /// Declares that the leaves are those after `num_steps` steps, when all have been replaced.
@@ -275,7 +271,7 @@ impl PendingPieces {
     /// If a transfer failed, or the launch that computes the leaf.
     pub fn wait(self) -> Result<Vec<(Vec<usize>, Literal)>, Error> {
         let wait = |(start, dims, piece): (_, Vec<_>, Pending)| {
-            Ok((start, shards::cut(piece.wait()?, &dims)))
+            Ok((start, shards::without_padding(piece.wait()?, &dims)))
         };
         self.0.into_iter().map(wait).collect()
     }

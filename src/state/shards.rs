@@ -47,7 +47,7 @@ pub fn place(
 }
 
 /// A piece without its padding, from that with it or without it.
-pub fn cut(piece: Literal, dims: &[usize]) -> Literal {
+pub fn without_padding(piece: Literal, dims: &[usize]) -> Literal {
     if piece.dims() == dims { piece } else { piece.slice(&vec![0; dims.len()], dims) }
 }
 
@@ -66,7 +66,7 @@ pub fn join(leaf: &LeafSpec, mesh: &Mesh, pieces: Vec<(usize, Literal)>) -> Lite
     let mut whole = Literal::zeros(leaf.dtype, &leaf.dims);
     for (replica, piece) in pieces {
         let (start, dims) = place(leaf, mesh, replica, piece.dims());
-        whole.paste(&cut(piece, &dims), &start);
+        whole.paste(&without_padding(piece, &dims), &start);
     }
     whole
 }

@@ -275,7 +275,7 @@ impl DeclaredStep<'_> {
         let batch_axes = self.spec.plan.batch_axes();
         match self.params[path].tensor {
             TensorUse::Varying => batch_axes | Axis::Tensor.into(),
-            _ => batch_axes,
+            TensorUse::Replicated | TensorUse::Cut(_) | TensorUse::CutAndPadded(_) => batch_axes,
         }
     }
 

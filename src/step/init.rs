@@ -45,18 +45,12 @@ fn draw<'a, 'g>(
     leaf: impl Fn(&str) -> &'a LeafSpec,
 ) -> Tree<Tensor<'g>> {
     let t = key.words()[0].tracer();
-    let window = |row: &LeafSpec| {
-        let local = row.local_type(&t.mesh());
-        let local = local.unwrap_or_else(|_| unreachable!("`declare` has cut it before")).dims;
-        let start: Vec<_> = (0..local.len()).map(|dim| first_index(t, row, dim, &local)).collect();
-        GlobalSlice::from(&start, &local, &row.dims)
-    };
     let mut drawn = Tree::new();
     let mut kinds: Vec<(LeafSpec, Initializer, AxisSet, Vec<&str>)> = vec![];
     for (name, parameter) in parameters.iter() {
         let (leaf, initializer) = (leaf(name), parameter.initializer);
         if !initializer.is_random() {
-            let value = initializer.draw(key, &window(leaf), leaf.dtype);
+            let value = initializer.draw(key, &shard(t, leaf), leaf.dtype);
             drawn.insert(name, without_padding(value.vary(leaf.sharding.varying()), leaf));
             continue;
         }
@@ -69,7 +63,7 @@ fn draw<'a, 'g>(
         }
     }
     for (row, initializer, stages, names) in kinds {
-        let window = window(&row);
+        let window = shard(t, &row);
         let local = window.dims().to_vec();
         let paths = names.iter().flat_map(|name| row_paths(name, leaf(name)));
         let paths = paths.map(|name| StateSection::Params.path(name));
@@ -95,25 +89,20 @@ fn draw<'a, 'g>(
     drawn
 }
 
-/// The index in the whole leaf of the first element of this replica's piece along a dim that is
-/// cut: a u32 scalar.
-fn first_index<'g>(
-    t: &'g Tracer,
-    leaf: &LeafSpec,
-    dim: usize,
-    local: &[usize],
-) -> Option<Tensor<'g>> {
-    let axes = leaf.sharding.dims()[dim];
-    (!axes.is_empty()).then(|| t.replica_id(axes) * local[dim] as f64)
+/// This replica's piece of a leaf.
+fn shard<'g>(t: &'g Tracer, leaf: &LeafSpec) -> GlobalSlice<'g> {
+    let shard = GlobalSlice::shard(t, leaf);
+    shard.unwrap_or_else(|_| unreachable!("`declare` has cut it before"))
 }
 
 /// A piece of a leaf with zeros in the place of elements that the whole leaf does not have.
 fn without_padding<'g>(piece: Tensor<'g>, leaf: &LeafSpec) -> Tensor<'g> {
     let (t, local) = (piece.tracer(), piece.shape());
+    let shard = shard(t, leaf);
     (0..local.len()).fold(piece, |piece, dim| {
         let num_pieces = t.mesh().group_size(leaf.sharding.dims()[dim]);
-        let first = first_index(t, leaf, dim, &local);
-        let Some(first) = first.filter(|_| num_pieces * local[dim] != leaf.dims[dim]) else {
+        let Some(first) = shard.start(dim).filter(|_| num_pieces * local[dim] != leaf.dims[dim])
+        else {
             return piece;
         };
         let index = t.iota(DType::U32, &local, dim).vary(first.varying());
@@ -133,12 +122,12 @@ fn stacked_axes(leaf: &LeafSpec) -> AxisSet {
 /// this replica has.
 fn own_rows<'g>(keys: Key<'g>, leaf: &LeafSpec) -> Key<'g> {
     let t = keys.words()[0].tracer();
-    let local = local_stack(leaf, &t.mesh());
+    let (shard, local) = (shard(t, leaf), local_stack(leaf, &t.mesh()));
     Key::from_words(keys.words().map(|words| {
         let num_leaves = words.dim(0) / leaf.num_rows();
         let all = words.reshape(&[&[num_leaves], leaf.stack_sizes()].concat());
         let zero = t.scalar(DType::U32, 0.0);
-        let start = (0..local.len()).map(|dim| first_index(t, leaf, dim, &local).unwrap_or(zero));
+        let start = (0..local.len()).map(|dim| shard.start(dim).unwrap_or(zero));
         let start: Vec<_> = std::iter::once(zero).chain(start).collect();
         let own = all.dynamic_slice(&start, &[&[num_leaves], &local[..]].concat());
         own.reshape(&[own.num_elements()])
