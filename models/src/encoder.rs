@@ -343,7 +343,7 @@ impl Encoder {
             let of_piece = scope.at("vocabulary").of_vocabulary();
             let bias_v = of_piece.param("bias", &[self.vocabulary], Initializer::Zeros);
             let table = Embedding::of_tied(scope, last.tied[0]);
-            let logits_nv = table.logits(scope.enter(x_nw));
+            let logits_nv = table.logits(scope.enter_vocabulary(x_nw));
             return logits_nv + bias_v.broadcast_like(logits_nv, &[1]);
         }
         let x_nw = scope.all_rows(x_nw);
@@ -390,7 +390,7 @@ impl Pipelined for Encoder {
             let segments = embedding(&scope.at("segment"), NUM_SEGMENTS, self.width, WEIGHTS);
             x_btw = x_btw + segments.embed(batch.field("segments"));
         }
-        let x_nw = scope.leave(x_btw.reshape(&[b * t, self.width]));
+        let x_nw = scope.leave_vocabulary(x_btw.reshape(&[b * t, self.width]));
         let x_nw = layer_norm_with(&embed.at("norm"), x_nw, EPSILON);
         let x = dropout(&embed, x_nw, self.dropout);
         let (given, tied) = (vec![batch.field("mask")], vec![table.tied()]);

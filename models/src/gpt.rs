@@ -264,7 +264,7 @@ impl Gpt {
     #[track_caller]
     fn head_inputs<'g>(scope: &Scope<'g>, last: &Embedded<'g>) -> (Tensor<'g>, Embedding<'g>) {
         let normal_nd = layer_norm(&scope.at("norm"), last.x);
-        (scope.enter(normal_nd), Embedding::of_tied(scope, last.tied[0]))
+        (scope.enter_vocabulary(normal_nd), Embedding::of_tied(scope, last.tied[0]))
     }
 }
 
@@ -288,7 +288,7 @@ impl Pipelined for Gpt {
 
         let x_btd = table.embed(ids_bt);
         let x_btd = x_btd + position_td.broadcast_like(x_btd, &[1, 2]);
-        let x_nd = scope.leave(x_btd.reshape(&[b * t, self.width]));
+        let x_nd = scope.leave_vocabulary(x_btd.reshape(&[b * t, self.width]));
         let x = dropout(&scope.at("embed"), x_nd, self.dropout);
         Embedded { x, given: vec![], tied: vec![table.tied()], num_positions: t }
     }

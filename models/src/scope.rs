@@ -45,21 +45,41 @@ pub enum AttentionKernels {
     Cudnn,
 }
 
+/// What replicas along the axis `tensor` have of the rows of activations, `[examples * positions,
+/// width]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rows {
+    /// All of them. Layers are cut by columns.
+    #[default]
+    Whole,
+    /// Sequence parallelism: a piece of them between layers, which are cut by columns.
+    CutBetweenLayers,
+    /// Context parallelism: a piece of them, in layers too, which are whole. Only the vocabulary is
+    /// cut.
+    CutThroughout,
+}
+
+impl Rows {
+    /// `true` if replicas have pieces between layers.
+    pub fn are_cut(self) -> bool {
+        self != Self::Whole
+    }
+}
+
 /// How layers compute what they compute: the same for all layers of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerOptions {
     /// The kernels for attention. The interpreter does not evaluate them.
     pub attention: AttentionKernels,
-    /// `true` for sequence parallelism: replicas along the axis `tensor` have pieces of the rows of
-    /// activations between the regions that this axis cuts.
-    pub sequence: bool,
+    /// What replicas along the axis `tensor` have of the rows of activations.
+    pub rows: Rows,
     /// Number of chunks of blocks that each stage along the axis `pipeline` has.
     pub pipeline_chunks: usize,
 }
 
 impl Default for LayerOptions {
     fn default() -> Self {
-        Self { attention: AttentionKernels::None, sequence: false, pipeline_chunks: 1 }
+        Self { attention: AttentionKernels::None, rows: Rows::Whole, pipeline_chunks: 1 }
     }
 }
 
@@ -181,11 +201,14 @@ impl<'g> Scope<'g> {
         self.options
     }
 
-    /// The same scope with parameters of which each replica along `tensor` has a piece of `dim`. On
-    /// a mesh without this axis they are whole.
+    /// The same scope with parameters of which each replica along `tensor` has a piece of `dim`.
+    /// They are whole on a mesh without this axis, and with context parallelism.
     #[must_use]
     pub fn cut(&self, dim: usize) -> Self {
-        self.with_tensor_use(TensorUse::Cut(dim))
+        match self.options.rows {
+            Rows::Whole | Rows::CutBetweenLayers => self.with_tensor_use(TensorUse::Cut(dim)),
+            Rows::CutThroughout => self.varying(),
+        }
     }
 
     /// The same scope with whole parameters for a region in which activations differ along

@@ -12,7 +12,12 @@
 //! ---------- | ------------------ | ------------------
 //! plain      |  vary              |  all_reduce
 //! sequence   |  all_gather rows   |  reduce_scatter rows
+//! context    |                    |
 //! ```
+//! With context parallelism layers are not cut at all: their parameters are whole, and a replica
+//! computes all columns of its own rows. Only attention reads other rows, keys and values. The
+//! vocabulary alone is cut, and its ends are those of sequence parallelism.
+//!
 //! Each is the VJP of the other. No layer can omit one: ops reject operands that vary over other
 //! axes, and the loss must not vary over `tensor`.
 //!
@@ -22,21 +27,37 @@
 
 use hlo::{Axis, Reduction, Tensor};
 
-use crate::Scope;
+use crate::{Rows, Scope};
 
 impl<'g> Scope<'g> {
     /// `true` if replicas have pieces of the rows between regions.
     pub(crate) fn cuts_rows(&self) -> bool {
-        self.options().sequence && self.num_tensor_replicas() > 1
+        self.options().rows.are_cut() && self.num_tensor_replicas() > 1
     }
 
-    /// Activations `[rows, width]` at the start of a region: all rows.
+    /// The number of pieces of columns that layers are cut into.
+    pub(crate) fn num_column_pieces(&self) -> usize {
+        match self.options().rows {
+            Rows::Whole | Rows::CutBetweenLayers => self.num_tensor_replicas(),
+            Rows::CutThroughout => 1,
+        }
+    }
+
+    /// Activations `[rows, width]` at the start of a region in a layer: all rows, but for context
+    /// parallelism.
     ///
     /// With sequence parallelism the gathered rows are not kept for the backward pass, which
     /// gathers them again.
     #[must_use]
     #[track_caller]
     pub fn enter(&self, x_nw: Tensor<'g>) -> Tensor<'g> {
+        if self.num_column_pieces() == 1 { x_nw } else { self.enter_vocabulary(x_nw) }
+    }
+
+    /// [`Self::enter`], for products with this replica's entries of a vocabulary.
+    #[must_use]
+    #[track_caller]
+    pub fn enter_vocabulary(&self, x_nw: Tensor<'g>) -> Tensor<'g> {
         if self.num_tensor_replicas() == 1 {
             return x_nw;
         }
@@ -51,10 +72,17 @@ impl<'g> Scope<'g> {
         gathered[0]
     }
 
-    /// The sum over replicas of what each has computed in a region, `[rows, width]`.
+    /// The sum over replicas of what each has computed in a region of a layer, `[rows, width]`.
     #[must_use]
     #[track_caller]
     pub fn leave(&self, partial_nw: Tensor<'g>) -> Tensor<'g> {
+        if self.num_column_pieces() == 1 { partial_nw } else { self.leave_vocabulary(partial_nw) }
+    }
+
+    /// [`Self::leave`], for vectors of this replica's entries of a vocabulary.
+    #[must_use]
+    #[track_caller]
+    pub fn leave_vocabulary(&self, partial_nw: Tensor<'g>) -> Tensor<'g> {
         if self.num_tensor_replicas() == 1 {
             return partial_nw;
         }
@@ -64,8 +92,8 @@ impl<'g> Scope<'g> {
         let (rows, num_pieces) = (partial_nw.dim(0), self.num_tensor_replicas());
         if !rows.is_multiple_of(num_pieces) {
             let message = format!(
-                "sequence parallelism cuts the {rows} rows of examples x positions, which \
-                 mesh.tensor = {num_pieces} does not divide; set parallel.sequence = false"
+                "mesh.tensor = {num_pieces} does not divide the {rows} rows of examples x \
+                 positions, which it cuts; set parallel.sequence = false"
             );
             partial_nw.reject("sequence", message);
         }
@@ -84,7 +112,7 @@ impl<'g> Scope<'g> {
         if self.cuts_rows() { self.varying() } else { self.clone() }
     }
 
-    /// A term of the sum that [`Self::leave`] computes, which all replicas have: on the first it
+    /// A term of the sum that [`Self::leave_vocabulary`] computes, which all replicas have: on the first it
     /// stays, on the others it is 0.
     #[must_use]
     #[track_caller]

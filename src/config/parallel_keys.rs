@@ -10,6 +10,30 @@ pub(super) fn check(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut K
     check_compression(parallel, mesh, errors);
     check_scatter_line(parallel, mesh, errors);
     check_pipeline(parallel, mesh, errors);
+    check_context(parallel, mesh, errors);
+}
+
+/// Context parallelism needs replicas along `tensor`, and is another cut than that of sequences.
+fn check_context(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
+    if !parallel.is_context() {
+        return;
+    }
+    let mut complain = |other: &str, problem: &str| {
+        if errors.none_of(&["parallel.context", other]) {
+            let problem = Problem::Inconsistent(problem.to_owned());
+            errors.push(KeyError::new("parallel.context", problem));
+        }
+    };
+    if mesh.tensor.unwrap_or(1) == 1 {
+        let problem = "rows are cut over mesh.tensor, which is 1; set mesh.tensor to 2 or more, or \
+                       leave out parallel.context (--unset parallel.context)";
+        complain("mesh.tensor", problem);
+    }
+    if parallel.sequence != AutoOr::Auto {
+        let problem = "rows are cut in layers too, so parallel.sequence says nothing; leave it out \
+                       (--unset parallel.sequence)";
+        complain("parallel.sequence", problem);
+    }
 }
 
 /// A stage of ZeRO without sharded state has no meaning: the run would keep whole copies where

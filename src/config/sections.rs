@@ -137,6 +137,13 @@ pub struct ParallelConfig {
     /// [Parallelism](parallelism.md#sequence-parallelism).
     #[schemars(extend("values" = "`\"auto\"`, `true` or `false`"))]
     pub sequence: AutoOr<bool>,
+    /// Context parallelism, for long examples: replicas along `mesh.tensor` have pieces of the rows
+    /// of examples and positions in layers too, which are then whole; attention gathers keys and
+    /// values. Only the vocabulary is cut. Instead of `parallel.sequence`. See
+    /// [Parallelism](parallelism.md#context-parallelism).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("absent" = "`false`"))]
+    pub context: Option<bool>,
     /// The order of the passes of a pipeline: `1f1b` begins each backward pass as early as it can,
     /// so that few microbatches are kept; `gpipe` begins them when all forward passes are done.
     /// Only where `mesh.pipeline` is more than 1. See
@@ -267,6 +274,11 @@ impl ParallelConfig {
     /// Number of chunks of each stage of a pipeline.
     pub fn num_pipeline_chunks(&self) -> usize {
         self.pipeline_chunks.unwrap_or(1)
+    }
+
+    /// `true` for context parallelism.
+    pub fn is_context(&self) -> bool {
+        self.context.unwrap_or(false)
     }
 
     /// The stage of ZeRO of a sharded mesh: 1, 2 or 3.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use hlo::{Axis, AxisSet, DType, Mesh, Sharding};
+use models::Rows;
 
 use crate::config::GatherDType;
 
@@ -17,9 +18,8 @@ pub struct ParallelPlan {
     pub mesh: Mesh,
     /// When the shards of a parameter over `fsdp` are gathered.
     pub gather_at: GatherAt,
-    /// `true` if replicas along `tensor` have pieces of the rows of activations between the parts
-    /// of layers that this axis cuts: sequence parallelism.
-    pub sequence: bool,
+    /// What replicas along `tensor` have of the rows of activations.
+    pub rows: Rows,
     /// How microbatches pass the stages, if `pipeline` has several replicas.
     pub pipeline: PipelinePlan,
     /// The dtype in which gradients are sent where they are scattered over `fsdp`; `None` is their
@@ -98,17 +98,22 @@ impl ParallelPlan {
         Self {
             mesh,
             gather_at,
-            sequence: false,
+            rows: Rows::Whole,
             pipeline: PipelinePlan::default(),
             reduce_dtype: None,
             gather_dtype: None,
         }
     }
 
-    /// The same plan with sequence parallelism, or without it.
+    /// The same plan with sequence or context parallelism, or without both.
     #[must_use]
-    pub fn with_sequence(self, sequence: bool) -> Self {
-        Self { sequence, ..self }
+    pub fn with_rows(self, rows: Rows) -> Self {
+        Self { rows, ..self }
+    }
+
+    /// The number of pieces that rows of activations are cut into.
+    pub fn num_row_pieces(&self) -> usize {
+        if self.rows.are_cut() { self.mesh.size(Axis::Tensor) } else { 1 }
     }
 
     /// The same plan with stages that run microbatches in another way.

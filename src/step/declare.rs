@@ -120,8 +120,8 @@ impl<'a> StepSpec<'a> {
 
     /// The options of the model's layers.
     pub(super) fn layer_options(&self) -> LayerOptions {
-        let ParallelPlan { sequence, pipeline, .. } = self.plan;
-        LayerOptions { attention: self.attention, sequence, pipeline_chunks: pipeline.num_chunks }
+        let ParallelPlan { rows, pipeline, .. } = self.plan;
+        LayerOptions { attention: self.attention, rows, pipeline_chunks: pipeline.num_chunks }
     }
 
     /// Examples of one step on one replica.

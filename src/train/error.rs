@@ -37,12 +37,14 @@ pub enum Error {
         /// Why not, and what to do.
         reason: String,
     },
-    /// Examples have no rows that sequence parallelism could cut.
+    /// Examples have no positions that a key could cut.
     #[error(
-        "parallel.sequence = true cuts the positions of tokens, which model.name = {model:?} does \
+        "parallel.{key} = true cuts the positions of tokens, which model.name = {model:?} does \
          not have; remove the key"
     )]
     Sequence {
+        /// The key of `[parallel]`.
+        key: &'static str,
         /// The model's name.
         model: &'static str,
     },

@@ -66,7 +66,7 @@ impl<'a> EvalSpec<'a> {
         batch_per_replica: usize,
     ) -> Result<Self, Error> {
         let (fields, smaller) = (fields_of(source), smaller_fields_of(source));
-        check_tensor(config, &fields, mesh)?;
+        check_tensor(config, &fields, batch_per_replica, mesh)?;
         check_stages(config, mesh)?;
         Ok(Self {
             model,

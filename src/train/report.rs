@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use hlo::{Axis, AxisSet, Graph, LeafSpec, Tree, counted};
+use models::Rows;
 
 use super::{Run, Trainer};
 use crate::config::shorten;
@@ -144,10 +145,15 @@ pub fn describe_synchronisation(
 /// Over how many replicas layers are cut, if they are.
 fn describe_cut(plan: &ParallelPlan) -> Option<String> {
     let num_replicas = plan.mesh.size(Axis::Tensor);
-    let rows = if plan.sequence { "in pieces" } else { "on every replica" };
-    (num_replicas > 1).then(|| {
-        format!("layers: cut over {num_replicas} replicas; rows of activations between them {rows}")
-    })
+    let cut = format!("layers: cut over {num_replicas} replicas; rows of activations between them");
+    let described = match plan.rows {
+        Rows::Whole => format!("{cut} on every replica"),
+        Rows::CutBetweenLayers => format!("{cut} in pieces"),
+        Rows::CutThroughout => format!(
+            "layers: whole, for rows of activations in {num_replicas} pieces; the vocabulary is cut"
+        ),
+    };
+    (num_replicas > 1).then_some(described)
 }
 
 /// A warning if stage 2 of ZeRO is asked for with a pipeline.

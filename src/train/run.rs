@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hlo::{Axis, DType, Mesh};
-use models::{AttentionKernels, Model, Precision};
+use models::{AttentionKernels, Model, Precision, Rows};
 
 use super::fabric_file::choose_all_reduces;
 use super::{CompileSettings, Error};
@@ -93,7 +93,7 @@ impl Run {
     ) -> Result<Self, Error> {
         let batch = config.split_batch(mesh.num_batch_shards())?;
         config.model.batch_norm_group().map_or(Ok(()), |group| batch.check_norm_group(group))?;
-        check_tensor(config, &fields, mesh)?;
+        check_tensor(config, &fields, batch.microbatch(), mesh)?;
         check_stages(config, mesh)?;
         check_turns(config, mesh, batch.num_microbatches())?;
         let length = RunLength::new(config.train.length, num_examples, batch.global_batch())?;
@@ -146,9 +146,8 @@ impl Run {
         let is_by_row = model.pipelined()?.is_head_by_row();
         let positions = self.fields.iter().find(|field| field.name == "x").and_then(positions);
         // Replicas along `tensor` have pieces of the rows, and their stages divide these.
-        let pieces = if self.plan.sequence { self.plan.mesh.size(Axis::Tensor) } else { 1 };
-        let head_rows =
-            is_by_row.then(|| self.batch.microbatch() * positions.unwrap_or(1) / pieces);
+        let rows = self.batch.microbatch() * positions.unwrap_or(1) / self.plan.num_row_pieces();
+        let head_rows = is_by_row.then_some(rows);
         Some(StepPipeline { schedule, head_rows })
     }
 
@@ -173,7 +172,7 @@ impl Run {
             _ => GatherAt::Step,
         };
         let pipeline = PipelinePlan { num_chunks: 1, ..self.plan.pipeline };
-        let plan = ParallelPlan { mesh, gather_at, sequence: false, pipeline, ..self.plan };
+        let plan = ParallelPlan { mesh, gather_at, rows: Rows::Whole, pipeline, ..self.plan };
         StepSpec { plan, ..self.spec(model) }
     }
 
@@ -202,26 +201,67 @@ impl Run {
     }
 }
 
-/// Checks that the model's layers can be cut over the axis `tensor`.
+/// Checks that the model's layers can be cut over the axis `tensor`; `num_examples` are together in
+/// a program.
 ///
 /// # Errors
 /// Says what to change.
 pub(super) fn check_tensor(
     config: &Config,
     fields: &[BatchField],
+    num_examples: usize,
     mesh: Mesh,
 ) -> Result<(), Error> {
     let (num_replicas, model) = (mesh.size(Axis::Tensor), config.model.name());
     if num_replicas == 1 {
         return Ok(());
     }
-    let checked = config.model.check_tensor_replicas(num_replicas);
-    checked.map_err(|reason| Error::Tensor { num_replicas, model, reason })?;
-    let has_positions = fields.iter().all(|field| field.name != "x" || positions(field).is_some());
-    match config.parallel.sequence {
-        AutoOr::Value(true) if !has_positions => Err(Error::Sequence { model }),
-        _ => Ok(()),
+    let wrong = |reason: String| Error::Tensor { num_replicas, model, reason };
+    let is_context = config.parallel.is_context();
+    let checked = match is_context {
+        // Layers are whole.
+        true if config.model.num_blocks().is_some() => Ok(()),
+        _ => config.model.check_tensor_replicas(num_replicas),
+    };
+    checked.map_err(wrong)?;
+    let x = fields.iter().find(|field| field.name == "x");
+    let num_positions = x.map(positions);
+    if let Some(None) = num_positions
+        && (is_context || config.parallel.sequence == AutoOr::Value(true))
+    {
+        let key = if is_context { "context" } else { "sequence" };
+        return Err(Error::Sequence { key, model });
     }
+    if let Some(Some(num_positions)) = num_positions
+        && is_context
+    {
+        check_context(num_replicas, num_examples, num_positions).map_err(wrong)?;
+    }
+    Ok(())
+}
+
+/// Checks that each replica along `tensor` gets whole examples, or a piece of one.
+///
+/// # Errors
+/// Says what to change.
+fn check_context(
+    num_replicas: usize,
+    num_examples: usize,
+    num_positions: usize,
+) -> Result<(), String> {
+    let num_sharing = num_replicas.div_ceil(num_examples.max(1));
+    if num_examples.is_multiple_of(num_replicas)
+        || num_replicas.is_multiple_of(num_examples.max(1))
+            && num_positions.is_multiple_of(num_sharing)
+    {
+        return Ok(());
+    }
+    Err(format!(
+        "parallel.context gives each replica whole examples or a piece of one, which {num_examples} \
+         examples of {num_positions} positions do not allow; set a microbatch (or an evaluation's \
+         batch) that is a multiple of {num_replicas}, or divides it into numbers that divide the \
+         positions"
+    ))
 }
 
 /// Checks that the model's layers can be cut into the stages of a pipeline.
@@ -327,7 +367,12 @@ pub(super) fn plan<'f>(
     let divides = fields.into_iter().filter(|field| field.name == "x").all(|field| {
         positions(field).is_some_and(|positions| positions.is_multiple_of(num_pieces))
     });
-    let sequence = num_pieces > 1 && config.parallel.sequence.or(divides);
+    let rows = match config.parallel.is_context() {
+        _ if num_pieces == 1 => Rows::Whole,
+        true => Rows::CutThroughout,
+        false if config.parallel.sequence.or(divides) => Rows::CutBetweenLayers,
+        false => Rows::Whole,
+    };
     let gather_at = match mesh.size(Axis::Pipeline) {
         1 => GatherAt::of_zero_stage(config.parallel.zero_stage()),
         // Microbatches overlap, so parameters and gradients are whole during a step.
@@ -338,7 +383,7 @@ pub(super) fn plan<'f>(
         num_chunks: config.parallel.num_pipeline_chunks(),
     };
     ParallelPlan::new(mesh, gather_at)
-        .with_sequence(sequence)
+        .with_rows(rows)
         .with_pipeline(pipeline)
         .with_reduce_dtype(config.parallel.reduce_dtype.map(Into::into))
         .with_gather_dtype(config.parallel.gather_dtype)

@@ -16,7 +16,8 @@ use models::gpt::Gpt;
 use models::layers::{Attention, Embedding, Rotary, attention, embedding, rms_norm, swiglu};
 use models::loss::vocabulary_cross_entropy;
 use models::{
-    AttentionKernels, Batch, Embedded, Initializer, Loss, Model, Pipelined, Precision, Scope, Stack,
+    AttentionKernels, Batch, Embedded, Initializer, Loss, Model, Pipelined, Precision, Rows, Scope,
+    Stack,
 };
 
 pub(crate) const BATCH: usize = 8;
@@ -47,7 +48,7 @@ impl Pipelined for Decoder {
         let x_bt = batch.field("x");
         let [b, t] = x_bt.dims();
         let table = embedding(&scope.at("embed"), VOCABULARY, DECODER_WIDTH, WEIGHTS);
-        let x = scope.leave(table.embed(x_bt).reshape(&[b * t, DECODER_WIDTH]));
+        let x = scope.leave_vocabulary(table.embed(x_bt).reshape(&[b * t, DECODER_WIDTH]));
         let tied = self.is_tied.then(|| table.tied()).into_iter().collect();
         Embedded { x, given: vec![], tied, num_positions: t }
     }
@@ -86,7 +87,7 @@ impl Pipelined for Decoder {
             [tied] => Embedding::of_tied(scope, tied),
             _ => embedding(&scope.at("unembed"), VOCABULARY, DECODER_WIDTH, WEIGHTS),
         };
-        let logits_nv = table.logits(scope.enter(normal_nw));
+        let logits_nv = table.logits(scope.enter_vocabulary(normal_nw));
         let y_bt = batch.field("y");
         let (y_n, weight_n) =
             (y_bt.reshape(&[y_bt.num_elements()]), batch.weight_of_positions(y_bt));
@@ -163,8 +164,8 @@ pub(crate) fn values(field: &BatchField) -> Literal {
     Literal::from_slice(&dims, &(0..count).map(|i| value(i) as i32).collect::<Vec<_>>())
 }
 
-fn plan(sizes: &[(Axis, usize)], gather_at: GatherAt, sequence: bool) -> ParallelPlan {
-    ParallelPlan::new(Mesh::new(sizes), gather_at).with_sequence(sequence)
+fn plan(sizes: &[(Axis, usize)], gather_at: GatherAt, rows: Rows) -> ParallelPlan {
+    ParallelPlan::new(Mesh::new(sizes), gather_at).with_rows(rows)
 }
 
 fn with_step<R>(
@@ -300,10 +301,10 @@ fn check(what: &str, model: &dyn Model, has_classes: bool) {
         (4, vec![], GatherAt::Step),
     ];
     for (num_pieces, beside, gather_at) in beside {
-        for sequence in [false, true] {
+        for rows in [Rows::Whole, Rows::CutBetweenLayers, Rows::CutThroughout] {
             let sizes = [&beside[..], &[(Axis::Tensor, num_pieces)]].concat();
-            let plan = plan(&sizes, gather_at, sequence);
-            let what = format!("{what} on {sizes:?}, sequence {sequence}");
+            let plan = plan(&sizes, gather_at, rows);
+            let what = format!("{what} on {sizes:?}, {rows:?}");
             assert_alike(&what, &expected, &gradients(model, &fields, &values, plan, 1));
         }
     }
@@ -334,8 +335,8 @@ fn a_loss_in_chunks_of_rows_agrees_with_one_replica() {
 fn replicas_without_entries_of_the_vocabulary_agree_with_one_replica() {
     let (model, fields) = (Gpt { num_heads: 8, vocabulary: 33, ..gpt(false) }, fields(false));
     let expected = of_one_replica("33 entries", &model, &fields, &values);
-    for sequence in [false, true] {
-        let plan = plan(&[(Axis::Tensor, 8)], GatherAt::Step, sequence);
+    for rows in [Rows::Whole, Rows::CutBetweenLayers] {
+        let plan = plan(&[(Axis::Tensor, 8)], GatherAt::Step, rows);
         let found = gradients(&model, &fields, &values, plan, 1);
         assert_alike("33 entries", &expected, &found);
     }
@@ -347,6 +348,41 @@ fn encoders_agree_with_one_replica() {
     check("classes", &encoder(bert, Head::Classification, false), true);
     check("classes, scan", &encoder(distil, Head::Classification, true), true);
     check("tokens", &encoder(bert, Head::MaskedLm, false), false);
+}
+
+/// Context parallelism with fewer examples than replicas: each has some positions of one.
+#[test]
+fn pieces_of_examples_agree_with_one_replica() {
+    let gpt = Gpt { vocabulary: VOCABULARY, dropout: 0.1, loss_chunk_rows: Some(7), ..gpt(true) };
+    let grouped = Decoder { num_kv_heads: 1, ..DECODER };
+    let classes = encoder(EncoderFamily::Bert, Head::Classification, false);
+    let tokens = encoder(EncoderFamily::DistilBert, Head::MaskedLm, false);
+    let models: [(&str, &dyn Model, bool); 4] = [
+        ("gpt", &gpt, false),
+        ("grouped heads", &grouped, false),
+        ("classes", &classes, true),
+        ("tokens", &tokens, false),
+    ];
+    // Replicas, microbatches, and those that share an example.
+    let meshes = [
+        (4, vec![(Axis::Data, 2)], GatherAt::Step, 4, 4),
+        (4, vec![(Axis::Fsdp, 2)], GatherAt::Use, 2, 2),
+        (8, vec![(Axis::Fsdp, 2)], GatherAt::Microbatch, 1, 2),
+        (8, vec![], GatherAt::Step, 8, 8),
+    ];
+    for (what, model, has_classes) in models {
+        let fields = fields(has_classes);
+        let expected = of_one_replica(what, model, &fields, &values);
+        for (num_pieces, beside, gather_at, num_microbatches, num_sharing) in &meshes {
+            let sizes = [&beside[..], &[(Axis::Tensor, *num_pieces)]].concat();
+            let plan = plan(&sizes, *gather_at, Rows::CutThroughout);
+            let num_examples = BATCH / plan.mesh.num_batch_shards() / num_microbatches;
+            assert_eq!(num_examples * num_sharing, *num_pieces);
+            let what = format!("{what} on {sizes:?}, {num_sharing} replicas for an example");
+            let found = gradients(model, &fields, &values, plan, *num_microbatches);
+            assert_alike(&what, &expected, &found);
+        }
+    }
 }
 
 /// Bytes that a replica sends in the collectives over `tensor`, by kind.
@@ -362,33 +398,43 @@ fn bytes_over_tensor(graph: &Graph) -> BTreeMap<&'static str, u64> {
 
 /// Per block and pass, two all_reduces of `[b s, h]` without sequence parallelism; with it two
 /// reduce_scatters and two gathers, and in the backward pass two gathers more, of what is not kept
-/// (Korthikanti et al., 2022, section 4.2.2). Two blocks are compared with four, so that embedding,
+/// (Korthikanti et al., 2022, section 4.2.2). With context parallelism, keys and values are gathered
+/// and scattered. Two blocks are compared with four, so that embedding,
 /// and loss do not count. Gradients of what is used along `tensor` are summed over `data` too.
 #[test]
 fn a_block_sends_what_the_formulas_say() {
     let fields = fields(false);
+    let of_two_layers = |num_pieces: u64, rows: Rows| {
+        let bytes = |num_layers: usize| {
+            let model = Gpt { num_layers, ..gpt(false) };
+            let plan = plan(&[(Axis::Tensor, num_pieces as usize)], GatherAt::Step, rows);
+            let graph =
+                with_step(&model, &fields, plan, |declared| step::trace_grad(declared).unwrap());
+            bytes_over_tensor(&graph.unwrap())
+        };
+        let (less, more) = (bytes(2), bytes(4));
+        let of_two = |kind: &str| more.get(kind).unwrap_or(&0) - less.get(kind).unwrap_or(&0);
+        ["all_reduce", "all_gather", "reduce_scatter"].map(of_two)
+    };
     for num_pieces in [2u64, 4] {
-        for sequence in [false, true] {
-            let bytes = |num_layers: usize| {
-                let model = Gpt { num_layers, ..gpt(false) };
-                let plan = plan(&[(Axis::Tensor, num_pieces as usize)], GatherAt::Step, sequence);
-                let graph = with_step(&model, &fields, plan, |declared| {
-                    step::trace_grad(declared).unwrap()
-                });
-                bytes_over_tensor(&graph.unwrap())
-            };
-            let (less, more) = (bytes(2), bytes(4));
-            let of_two = |kind: &str| more.get(kind).unwrap_or(&0) - less.get(kind).unwrap_or(&0);
+        for rows in [Rows::Whole, Rows::CutBetweenLayers] {
             // f64 `[b s, h]`, and what a ring sends of it in a scatter or a gather.
             let activations = (BATCH * POSITIONS * 32 * 8) as u64;
             let part = activations * (num_pieces - 1) / num_pieces;
-            let expected = match sequence {
-                false => [2 * 4 * 2 * part, 0, 0],
-                true => [0, 2 * 6 * part, 2 * 4 * part],
+            let expected = match rows {
+                Rows::Whole => [2 * 4 * 2 * part, 0, 0],
+                _ => [0, 2 * 6 * part, 2 * 4 * part],
             };
-            let found = ["all_reduce", "all_gather", "reduce_scatter"].map(of_two);
-            assert_eq!(found, expected, "{num_pieces} replicas, sequence {sequence}");
+            let found = of_two_layers(num_pieces, rows);
+            assert_eq!(found, expected, "{num_pieces} replicas, {rows:?}");
         }
+    }
+    // Keys and values of one example on each group of replicas; none where examples are whole.
+    for (num_pieces, num_sharing) in [(4, 1), (16, 2), (32, 4)] {
+        let keys = (POSITIONS * 32 * 8) as u64;
+        let part = keys * (num_sharing - 1) / num_sharing;
+        let [_, gathered, scattered] = of_two_layers(num_pieces, Rows::CutThroughout);
+        assert_eq!([gathered, scattered], [2 * 4 * part, 2 * 2 * part], "{num_pieces} replicas");
     }
 }
 
@@ -398,8 +444,10 @@ fn a_block_sends_what_the_formulas_say() {
 fn all_reduces_of_layers_have_one_operand() {
     let chunks = Gpt { loss_chunk_rows: Some(24), ..gpt(false) };
     let whole = gpt(false);
-    for (model, sequence) in [(&whole, false), (&whole, true), (&chunks, false), (&chunks, true)] {
-        let plan = plan(&[(Axis::Tensor, 2)], GatherAt::Step, sequence);
+    let cut = Rows::CutBetweenLayers;
+    let cases = [(&whole, Rows::Whole), (&whole, cut), (&chunks, Rows::Whole), (&chunks, cut)];
+    for (model, rows) in cases {
+        let plan = plan(&[(Axis::Tensor, 2)], GatherAt::Step, rows);
         let graph = with_step(model, &fields(false), plan, step::trace_grad);
         let text = hlo::lower(&graph.unwrap().unwrap(), "gradients").text;
         let operands =
@@ -416,19 +464,19 @@ fn all_reduces_of_layers_have_one_operand() {
 fn nothing_is_computed_twice() {
     let fields = fields(false);
     let model = Gpt { width: 1024, num_heads: 8, vocabulary: 2048, ..gpt(false) };
-    let cost = |num_pieces: usize, sequence: bool| {
-        let plan = plan(&[(Axis::Tensor, num_pieces)], GatherAt::Step, sequence);
+    let cost = |num_pieces: usize, rows: Rows| {
+        let plan = plan(&[(Axis::Tensor, num_pieces)], GatherAt::Step, rows);
         let graph =
             with_step(&model, &fields, plan, |declared| step::trace_step(declared).unwrap());
         let cost = count(&graph.unwrap());
         let of_matmuls: u64 = cost.matmuls.iter().map(|matmul| matmul.count * matmul.flops).sum();
         (cost.flops, of_matmuls)
     };
-    let (all, of_matmuls) = cost(1, false);
+    let (all, of_matmuls) = cost(1, Rows::Whole);
     for num_pieces in [2, 4, 8] {
-        for (sequence, most) in [(false, 1.02), (true, 1.005)] {
-            let what = format!("{num_pieces} replicas, sequence {sequence}");
-            let (flops, of_own_matmuls) = cost(num_pieces, sequence);
+        for (rows, most) in [(Rows::Whole, 1.02), (Rows::CutBetweenLayers, 1.005)] {
+            let what = format!("{num_pieces} replicas, {rows:?}");
+            let (flops, of_own_matmuls) = cost(num_pieces, rows);
             assert_eq!(of_own_matmuls * num_pieces as u64, of_matmuls, "{what}");
             let ratio = (flops * num_pieces as u64) as f64 / all as f64;
             assert!((0.98..most).contains(&ratio), "{what}: {ratio}");
@@ -451,7 +499,7 @@ fn unsummed<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
     let x_bt = batch.field("x");
     let [b, t] = x_bt.dims();
     let table = embedding(&scope.at("embed"), 32, 16, WEIGHTS);
-    let x_nw = scope.leave(table.embed(x_bt).reshape(&[b * t, 16]));
+    let x_nw = scope.leave_vocabulary(table.embed(x_bt).reshape(&[b * t, 16]));
     let weight_ww = scope.at("up").cut(0).param("weight", &[16, 16], WEIGHTS);
     let partial: Tensor<'g> =
         scope.enter(x_nw).dot_general(weight_ww, hlo::DotDims::contract(&[1], &[1]));
@@ -463,15 +511,20 @@ fn unsummed<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
 
 #[test]
 fn sizes_that_do_not_fit_are_refused_with_those_that_do() {
-    let refused = |model: &dyn Model, num_pieces: usize, sequence: bool| {
-        let plan = plan(&[(Axis::Tensor, num_pieces)], GatherAt::Step, sequence);
+    let refused = |model: &dyn Model, num_pieces: usize, rows: Rows| {
+        let plan = plan(&[(Axis::Tensor, num_pieces)], GatherAt::Step, rows);
         with_step(model, &fields(false), plan, |_| ()).unwrap_err().to_string()
     };
-    let error = refused(&gpt(false), 3, false);
+    let error = refused(&gpt(false), 3, Rows::Whole);
     assert!(error.contains("mesh.tensor = 3 does not fit 4 heads"), "{error}");
     assert!(error.contains("1, 2, 4 do"), "{error}");
-    let error = refused(&DECODER, 8, false);
+    let error = refused(&DECODER, 8, Rows::Whole);
     assert!(error.contains("mesh.tensor = 8 does not fit 4 heads"), "{error}");
-    let error = refused(&Gpt { num_heads: 16, width: 48, ..gpt(false) }, 48, true);
+    let error =
+        refused(&Gpt { num_heads: 16, width: 48, ..gpt(false) }, 48, Rows::CutBetweenLayers);
     assert!(error.contains("set parallel.sequence = false"), "{error}");
+    let error = refused(&gpt(false), 16, Rows::CutThroughout);
+    assert_eq!(error, "");
+    let error = refused(&gpt(false), 6, Rows::CutThroughout);
+    assert!(error.contains("must be whole examples, or divide one evenly"), "{error}");
 }

@@ -56,7 +56,7 @@ impl<'g> Embedding<'g> {
 
     /// The vectors of ids: `[..] -> [.., d]`. Ids beyond the vocabulary are clamped to it. With
     /// several replicas along `tensor` the vectors are zeros except on the replica that has the
-    /// entry, if any has, and [`Scope::leave`] adds them up.
+    /// entry, if any has, and [`Scope::leave_vocabulary`] adds them up.
     #[must_use]
     #[track_caller]
     pub fn embed(&self, ids: Tensor<'g>) -> Tensor<'g> {

@@ -53,7 +53,7 @@ pub fn row_linear<'g>(
     num_out: usize,
     initializer: Initializer,
 ) -> Tensor<'g> {
-    let num_in = x_bi.dim(1) * scope.num_tensor_replicas();
+    let num_in = x_bi.dim(1) * scope.num_column_pieces();
     let weight_oi = scope.cut(1).param("weight", &[num_out, num_in], initializer);
     let bias_o = scope.of_rows().param("bias", &[num_out], Initializer::Zeros);
     let y_bo = scope.leave(x_bi.dot_general(weight_oi, DotDims::contract(&[1], &[1])));

@@ -41,6 +41,16 @@ impl Default for Rotary {
 #[must_use]
 #[track_caller]
 pub fn rotary<'g>(x_btd: Tensor<'g>, how: Rotary) -> Tensor<'g> {
+    rotary_from(x_btd, None, how)
+}
+
+/// [`rotary`] of positions from `first` on: a u32 scalar; `None` is 0.
+#[track_caller]
+pub(super) fn rotary_from<'g>(
+    x_btd: Tensor<'g>,
+    first: Option<Tensor<'g>>,
+    how: Rotary,
+) -> Tensor<'g> {
     let [_, t, d] = x_btd.dims();
     if !d.is_multiple_of(2) {
         x_btd.reject("rotary", format!("the width {d} must be even"));
@@ -48,7 +58,7 @@ pub fn rotary<'g>(x_btd: Tensor<'g>, how: Rotary) -> Tensor<'g> {
     }
     let first_bth = x_btd.slice_dim(2, 0, d / 2);
     let second_bth = x_btd.slice_dim(2, d / 2, d);
-    let angles_th = angles(x_btd, [t, d / 2], how);
+    let angles_th = angles(x_btd, [t, d / 2], first, how);
     let like =
         |table_th: Tensor<'g>| table_th.convert(x_btd.dtype()).broadcast_like(first_bth, &[1, 2]);
     let (cos_bth, sin_bth) = (like(angles_th.cosine()), like(angles_th.sine()));
@@ -58,9 +68,21 @@ pub fn rotary<'g>(x_btd: Tensor<'g>, how: Rotary) -> Tensor<'g> {
 
 /// In f32 or wider: bf16 is not precise enough for a position times a frequency.
 #[track_caller]
-fn angles<'g>(x: Tensor<'g>, [t, num_pairs]: [usize; 2], how: Rotary) -> Tensor<'g> {
+fn angles<'g>(
+    x: Tensor<'g>,
+    [t, num_pairs]: [usize; 2],
+    first: Option<Tensor<'g>>,
+    how: Rotary,
+) -> Tensor<'g> {
     let (tracer, dtype): (&'g Tracer, _) = (x.tracer(), x.dtype().accumulation());
     let position_th = tracer.iota(dtype, &[t, num_pairs], 0);
+    let position_th = match first {
+        None => position_th,
+        Some(first) => {
+            let first = first.convert(dtype);
+            position_th.vary(first.varying()) + first.broadcast_like(position_th, &[])
+        }
+    };
     let pair_th = tracer.iota(dtype, &[t, num_pairs], 1);
     let position_th = match how.scaling == 1.0 {
         true => position_th,

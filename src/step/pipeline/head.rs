@@ -138,8 +138,7 @@ impl Tick<'_, '_> {
     /// each replica along `tensor` where these have pieces of the rows.
     #[track_caller]
     fn rows<'b>(&self, batch: &Batch<'b>, num_rows: usize) -> Batch<'b> {
-        let plan = self.step.spec.plan;
-        let num_pieces = if plan.sequence { plan.mesh.size(Axis::Tensor) } else { 1 };
+        let num_pieces = self.step.spec.plan.num_row_pieces();
         let num_stages = self.schedule().num_stages();
         let own = |x_bt: Tensor<'b>| {
             let x_pn = x_bt.reshape(&[num_pieces, x_bt.num_elements() / num_pieces]);

@@ -27,7 +27,7 @@ struct Case {
     order: PipelineOrder,
     num_microbatches: usize,
     beside: &'static [(Axis, usize)],
-    sequence: bool,
+    rows: Rows,
 }
 
 const ALONE: Case = Case {
@@ -36,7 +36,7 @@ const ALONE: Case = Case {
     order: OneForwardOneBackward,
     num_microbatches: 8,
     beside: &[],
-    sequence: false,
+    rows: Rows::Whole,
 };
 const DATA: &[(Axis, usize)] = &[(Axis::Data, 2)];
 const FSDP: &[(Axis, usize)] = &[(Axis::Fsdp, 2)];
@@ -45,21 +45,33 @@ const TENSOR: &[(Axis, usize)] = &[(Axis::Tensor, 2)];
 /// One microbatch, fewer than stages, enough that a stage uses the memory of one for another.
 const CASES: [Case; 9] = [
     ALONE,
-    Case { num_microbatches: 1, beside: TENSOR, sequence: true, ..ALONE },
+    Case { num_microbatches: 1, beside: TENSOR, rows: Rows::CutBetweenLayers, ..ALONE },
     Case { num_stages: 4, num_microbatches: 2, beside: DATA, ..ALONE },
     Case { num_stages: 4, num_chunks: 2, num_microbatches: 4, beside: FSDP, ..ALONE },
     Case { num_stages: 4, num_chunks: 2, ..ALONE },
-    Case { num_chunks: 2, num_microbatches: 4, beside: TENSOR, sequence: true, ..ALONE },
+    Case {
+        num_chunks: 2,
+        num_microbatches: 4,
+        beside: TENSOR,
+        rows: Rows::CutBetweenLayers,
+        ..ALONE
+    },
     Case { num_chunks: 4, order: Gpipe, num_microbatches: 2, beside: DATA, ..ALONE },
     Case { num_stages: 4, order: Gpipe, num_microbatches: 4, beside: TENSOR, ..ALONE },
-    Case { num_stages: 4, num_microbatches: 4, beside: TENSOR, sequence: true, ..ALONE },
+    Case {
+        num_stages: 4,
+        num_microbatches: 4,
+        beside: TENSOR,
+        rows: Rows::CutBetweenLayers,
+        ..ALONE
+    },
 ];
 
 impl Case {
     fn plan(self) -> ParallelPlan {
         let sizes = [self.beside, &[(Axis::Pipeline, self.num_stages)]].concat();
         ParallelPlan::new(Mesh::new(&sizes), GatherAt::Step)
-            .with_sequence(self.sequence)
+            .with_rows(self.rows)
             .with_pipeline(PipelinePlan { order: self.order, num_chunks: self.num_chunks })
     }
 }

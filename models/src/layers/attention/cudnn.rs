@@ -19,10 +19,10 @@ const BACKWARD: &str = "__cudnn$fmhaSoftmaxBackward";
 const BTHD: [usize; 4] = [3, 2, 1, 0];
 const BHTD_AS_BTHD: [usize; 4] = [3, 1, 2, 0];
 
-impl Heads {
+impl<'g> Heads<'g> {
     /// `true` if cuDNN has kernels for queries like `q_nw`. cuDNN draws dropout by a generator of
     /// its own, with masks that would depend on the number of devices, so attention with dropout is
-    /// written as ops.
+    /// written as ops; so are queries of some positions only, for which its causal mask is wrong.
     pub(super) fn are_for_cudnn(
         &self,
         scope: &Scope<'_>,
@@ -37,11 +37,12 @@ impl Heads {
             && d <= MAX_HEAD_WIDTH
             && d.is_multiple_of(8)
             && !has_dropout
+            && self.own_positions().is_none()
     }
 
     /// See [`super::dot_product_attention`].
     #[track_caller]
-    pub(super) fn attend_by_cudnn<'g>(self, qkv_nw: [Tensor<'g>; 3]) -> Tensor<'g> {
+    pub(super) fn attend_by_cudnn(self, qkv_nw: [Tensor<'g>; 3]) -> Tensor<'g> {
         let Self { num_positions: t, num_heads, .. } = self;
         let [n, width] = qkv_nw[0].dims();
         let (batch, d) = (n / t, width / num_heads);

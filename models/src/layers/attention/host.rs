@@ -8,17 +8,20 @@ use hlo::{
 use super::Heads;
 use crate::{AttentionKernels, Scope};
 
-impl Heads {
-    /// `true` if the process has kernels for tensors like `x`: f32 and f64. Between ops a backend
+impl<'g> Heads<'g> {
+    /// `true` if the process has kernels for tensors like `x`: f32 and f64, with queries of all
+    /// positions. Between ops a backend
     /// may keep values of narrower types unrounded, but it rounds the operands of a kernel, so
     /// results would depend on the ops that it fuses.
     pub(super) fn are_for_host(&self, scope: &Scope<'_>, x: Tensor<'_>) -> bool {
-        scope.options().attention == AttentionKernels::Host && x.dtype() == x.dtype().accumulation()
+        scope.options().attention == AttentionKernels::Host
+            && x.dtype() == x.dtype().accumulation()
+            && self.own_positions().is_none()
     }
 
     /// See [`super::dot_product_attention`].
     #[track_caller]
-    pub(super) fn attend_on_host<'g>(
+    pub(super) fn attend_on_host(
         self,
         scope: &Scope<'g>,
         qkv_nw: [Tensor<'g>; 3],

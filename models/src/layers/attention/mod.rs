@@ -2,19 +2,23 @@
 //! the result.
 //!
 //! This file has the layer. `dot_product_attention` decides what computes the middle: kernels of
-//! the process (`host.rs`), those of cuDNN (`cudnn.rs`), or ops (`plain.rs`).
+//! the process (`host.rs`), those of cuDNN (`cudnn.rs`), or ops (`plain.rs`). The choice is made while
+//! the layer is traced: what is kept for the backward pass depends on it.
 //!
 //! Legend: b batch, t position, n = b * t, h head, m = b * heads, w width, d width of a head.
 
 mod cudnn;
 mod host;
+mod own_rows;
 mod plain;
 
 use hlo::{Axis, Groups, Tensor};
 
 use crate::layers::linear::{column_linear, row_linear};
-use crate::layers::{Rotary, rms_norm, rotary};
-use crate::{Initializer, Scope};
+use crate::layers::rotary::rotary_from;
+use crate::layers::{Rotary, rms_norm};
+use crate::{Initializer, Rows, Scope};
+use own_rows::{OwnPositions, OwnRows};
 
 /// Parameters of [`attention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +52,9 @@ pub struct Attention {
 ///
 /// On a mesh with the axis `tensor` each replica computes some of the query heads: queries, keys
 /// and values are cut by columns of the result, `out` by rows. Where there are fewer key and value
-/// heads than replicas, those that share a head have pieces of it and gather them.
+/// heads than replicas, those that share a head have pieces of it and gather them. With
+/// [`Rows::CutThroughout`] each replica computes all heads of its own rows instead; replicas that
+/// have positions of the same example gather keys and values.
 ///
 /// Vaswani et al., "Attention is all you need" (2017); grouped queries: Ainslie et al., "GQA"
 /// (2023). Activations have two dims except inside the heads, and queries are scaled instead of
@@ -88,7 +94,9 @@ pub fn attention<'g>(
     let width = x_nw.dim(1);
     let d = width / num_heads;
     let entered_nw = scope.enter(x_nw);
-    let num_pieces = scope.num_tensor_replicas();
+    let num_pieces = scope.num_column_pieces();
+    let own = OwnRows::new(scope, entered_nw.dim(0), t);
+    let positions = own.and_then(|own| own.positions);
     let project = |name: &str, num_heads: usize| {
         let x_nw = column_linear(&scope.at(name), entered_nw, num_heads * d, parts.qkv);
         match num_pieces / num_heads {
@@ -106,19 +114,27 @@ pub fn attention<'g>(
                 rms_norm(&scope.at(name).varying(), x_md, epsilon).reshape(&[n, width])
             }
         };
-        parts.rotary.map_or(x_nw, |how| rotated(x_nw, t, d, how))
+        let first = positions.map(|own| own.first);
+        let num = positions.map_or(t, |own| own.num);
+        parts.rotary.map_or(x_nw, |how| rotated(x_nw, num, first, d, how))
     };
+    let of_example = |x_nw: Tensor<'g>| positions.map_or(x_nw, |own| own.gathered(x_nw));
     let qkv_nw = [
         turned("query_norm", project("query", num_heads)),
-        turned("key_norm", project("key", num_kv_heads)),
-        project("value", num_kv_heads),
+        of_example(turned("key_norm", project("key", num_kv_heads))),
+        of_example(project("value", num_kv_heads)),
     ];
+    let mask_bs = match (mask_bs, own) {
+        (Some(mask_bs), Some(own)) => Some(own.of_mask(mask_bs, entered_nw.dim(0))),
+        (mask_bs, _) => mask_bs,
+    };
     let heads = Heads {
         num_positions: t,
         num_heads: num_heads / num_pieces,
         num_kv_heads: (num_kv_heads / num_pieces).max(1),
         causal: parts.causal,
         rate: parts.dropout,
+        own,
     };
     let y_nw = dot_product_attention(scope, qkv_nw, mask_bs, heads);
     row_linear(&scope.at("out"), y_nw, width, parts.out)
@@ -133,8 +149,8 @@ fn misfit(
 ) -> Option<String> {
     let Attention { num_positions: t, num_heads, num_kv_heads, .. } = parts;
     let [rows, width] = x_nw.dims();
-    let num_pieces = scope.num_tensor_replicas();
-    let n = if scope.cuts_rows() { rows * num_pieces } else { rows };
+    let num_pieces = scope.num_column_pieces();
+    let n = if scope.cuts_rows() { rows * scope.num_tensor_replicas() } else { rows };
     if t == 0 || num_heads == 0 || num_kv_heads == 0 {
         return Some("positions and heads must be at least 1".to_owned());
     }
@@ -145,6 +161,15 @@ fn misfit(
         return Some(format!(
             "{n} rows must be a multiple of {t} positions, the width {width} of {num_heads} heads, \
              and these of {num_kv_heads} key and value heads"
+        ));
+    }
+    let shares = rows.is_multiple_of(t) || t.is_multiple_of(rows);
+    if scope.options().rows == Rows::CutThroughout && !shares {
+        return Some(format!(
+            "context parallelism cuts {} examples of {t} positions into {rows} rows for each of \
+             mesh.tensor = {} replicas; these must be whole examples, or divide one evenly",
+            n / t,
+            scope.num_tensor_replicas()
         ));
     }
     if let Some(mask_bs) = mask_bs
@@ -172,8 +197,8 @@ fn misfit(
 
 /// Heads of a layer that are computed together: all, or those of this replica.
 #[derive(Clone, Copy, Debug)]
-struct Heads {
-    /// Positions of an example.
+struct Heads<'g> {
+    /// Positions of an example, to which queries attend.
     num_positions: usize,
     /// Number of query heads.
     num_heads: usize,
@@ -183,6 +208,8 @@ struct Heads {
     causal: bool,
     /// Dropout rate of the weights.
     rate: f64,
+    /// The queries, if they are not those of all rows.
+    own: Option<OwnRows<'g>>,
 }
 
 /// `dropout(softmax(q k^T / sqrt(d))) v` in each head, without the positions that a mask hides:
@@ -193,7 +220,7 @@ fn dot_product_attention<'g>(
     scope: &Scope<'g>,
     qkv_nw: [Tensor<'g>; 3],
     mask_bs: Option<Tensor<'g>>,
-    heads: Heads,
+    heads: Heads<'g>,
 ) -> Tensor<'g> {
     if heads.are_for_host(scope, qkv_nw[0]) {
         heads.attend_on_host(scope, qkv_nw, mask_bs)
@@ -204,27 +231,42 @@ fn dot_product_attention<'g>(
     }
 }
 
-/// [`rotary`] of each head of `[n, heads * d]`.
+/// Rotary embedding of each head of `[n, heads * d]`, of `t` positions from `first` on (a u32
+/// scalar; `None` is 0).
 #[track_caller]
-fn rotated(x_nw: Tensor<'_>, t: usize, d: usize, how: Rotary) -> Tensor<'_> {
+fn rotated<'g>(
+    x_nw: Tensor<'g>,
+    t: usize,
+    first: Option<Tensor<'g>>,
+    d: usize,
+    how: Rotary,
+) -> Tensor<'g> {
     let [n, width] = x_nw.dims();
     let heads = width / d;
     let x_bthd = x_nw.reshape(&[n / t, t, heads, d]);
     let x_mtd = x_bthd.transpose(&[0, 2, 1, 3]).reshape(&[n / t * heads, t, d]);
-    let x_bhtd = rotary(x_mtd, how).reshape(&[n / t, heads, t, d]);
+    let x_bhtd = rotary_from(x_mtd, first, how).reshape(&[n / t, heads, t, d]);
     x_bhtd.transpose(&[0, 2, 1, 3]).reshape(&[n, width])
 }
 
-impl Heads {
+impl<'g> Heads<'g> {
+    /// The positions of queries here, if they are not all of an example.
+    fn own_positions(self) -> Option<OwnPositions<'g>> {
+        self.own.and_then(|own| own.positions)
+    }
+
     /// The global indices of the weights `[examples, num_heads, t, t]` of this replica's examples
     /// and heads, and the key of their dropout. `None` if nothing is dropped.
     #[track_caller]
-    fn drawn<'g>(self, scope: &Scope<'g>) -> Option<Drawn<'g>> {
+    fn drawn(self, scope: &Scope<'g>) -> Option<Drawn<'g>> {
         let training = scope.training().filter(|_| self.rate > 0.0)?;
         let key = scope.at("weights").random_key("dropout")?;
         let first_head =
-            (scope.num_tensor_replicas() > 1).then(|| scope.tensor_index() * self.num_heads as f64);
-        Some(Drawn { key, first_example: training.first_example, first_head })
+            (scope.num_column_pieces() > 1).then(|| scope.tensor_index() * self.num_heads as f64);
+        let first_example = self
+            .own
+            .map_or(training.first_example, |own| training.first_example + own.first_example);
+        Some(Drawn { key, first_example, first_head })
     }
 }
 

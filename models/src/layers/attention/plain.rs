@@ -1,31 +1,34 @@
 //! Attention as ops.
 
 use hlo::random::GlobalSlice;
-use hlo::{DType, DotDims, Tensor, Tracer};
+use hlo::{DType, DotDims, Tensor};
 
+use super::own_rows::OwnPositions;
 use super::{Drawn, Heads};
 use crate::Scope;
 use crate::layers::dropout::dropped;
 
-impl Heads {
+impl<'g> Heads<'g> {
     /// See [`super::dot_product_attention`].
     ///
     /// Scores of hidden positions are replaced, because no number is small enough to be added to
     /// scores of any size. The least finite number, unlike infinity, gives equal weights to a query
     /// that sees nothing, and not NaN.
     #[track_caller]
-    pub(super) fn attend_by_ops<'g>(
+    pub(super) fn attend_by_ops(
         self,
         scope: &Scope<'g>,
         qkv_nw: [Tensor<'g>; 3],
         mask_bs: Option<Tensor<'g>>,
     ) -> Tensor<'g> {
         let Self { num_positions: t, num_heads, num_kv_heads, .. } = self;
+        let own = self.own_positions();
+        let num_queries = own.map_or(t, |own| own.num);
         let [n, width] = qkv_nw[0].dims();
-        let batch = n / t;
+        let batch = n / num_queries;
         let [q_nw, k_nw, v_nw] = qkv_nw;
         let shared = |x_mtd: Tensor<'g>| share(x_mtd, num_heads / num_kv_heads);
-        let q_mtd = into_heads(q_nw, t, num_heads);
+        let q_mtd = into_heads(q_nw, num_queries, num_heads);
         let k_mtd = shared(into_heads(k_nw, t, num_kv_heads));
         let v_mtd = shared(into_heads(v_nw, t, num_kv_heads));
         let q_mtd = q_mtd * (1.0 / (q_mtd.dim(2) as f64).sqrt());
@@ -39,31 +42,33 @@ impl Heads {
         let weights_mts = match self.drawn(scope) {
             None => weights_mts,
             Some(Drawn { key, first_example, first_head }) => {
-                let start = [Some(first_example), first_head, None, None];
-                let all_heads = num_heads * scope.num_tensor_replicas();
-                let slice =
-                    GlobalSlice::from(&start, &[batch, num_heads, t, t], &[batch, all_heads, t, t]);
+                let start = [Some(first_example), first_head, own.map(|own| own.first), None];
+                let all_heads = num_heads * scope.num_column_pieces();
+                let dims = [batch, num_heads, num_queries, t];
+                let slice = GlobalSlice::from(&start, &dims, &[batch, all_heads, t, t]);
                 dropped(scope, weights_mts, self.rate, key, slice)
             }
         };
         let y_mtd = weights_mts.dot_general(v_mtd, DotDims::contract(&[2], &[1]).batch(&[0], &[0]));
-        let y_bhtd = y_mtd.reshape(&[batch, num_heads, t, width / num_heads]);
+        let y_bhtd = y_mtd.reshape(&[batch, num_heads, num_queries, width / num_heads]);
         y_bhtd.transpose(&[0, 2, 1, 3]).reshape(&[n, width])
     }
 
     /// Which of the scores `[m, t, s]` count: pred of that shape, for each reason to hide some.
     #[track_caller]
-    fn visible<'g>(
+    fn visible(
         self,
         scores_mts: Tensor<'g>,
         mask_bs: Option<Tensor<'g>>,
     ) -> impl Iterator<Item = Tensor<'g>> {
-        let (t, dims) = (self.num_positions, scores_mts.shape());
-        let earlier =
-            self.causal.then(|| not_later(scores_mts.tracer(), t).broadcast_in_dim(&dims, &[1, 2]));
+        let dims = scores_mts.shape();
+        let earlier = self.causal.then(|| {
+            let not_later_ts = not_later(scores_mts, self.own_positions());
+            not_later_ts.broadcast_in_dim(&dims, &[1, 2])
+        });
         let unmasked = mask_bs.map(|mask_bs| {
             let visible_bs = mask_bs.not_equal(0.0).vary(scores_mts.varying());
-            let dims_bhts = [mask_bs.dim(0), self.num_heads, t, t];
+            let dims_bhts = [mask_bs.dim(0), self.num_heads, dims[1], dims[2]];
             visible_bs.broadcast_in_dim(&dims_bhts, &[0, 3]).reshape(&dims)
         });
         earlier.into_iter().chain(unmasked)
@@ -89,11 +94,19 @@ fn share(x_mtd: Tensor<'_>, size: usize) -> Tensor<'_> {
     x_mtd.broadcast_in_dim(&[m, size, t, d], &[0, 2, 3]).reshape(&[m * size, t, d])
 }
 
-/// Pred `[t, s]`: whether position s is at most t.
+/// Pred `[t, s]`: whether position s is at most that of the query in row t of each head's scores.
 #[track_caller]
-fn not_later(tracer: &Tracer, t: usize) -> Tensor<'_> {
-    let [row, column] = [0, 1].map(|dim| tracer.iota(DType::I32, &[t, t], dim));
-    row.greater_equal(column)
+fn not_later<'g>(scores_mts: Tensor<'g>, own: Option<OwnPositions<'g>>) -> Tensor<'g> {
+    let [_, t, s] = scores_mts.dims();
+    let [row, column] = [0, 1].map(|dim| scores_mts.tracer().iota(DType::I32, &[t, s], dim));
+    match own {
+        None => row.greater_equal(column),
+        Some(own) => {
+            let (first, varying) = (own.first.convert(DType::I32), scores_mts.varying());
+            let row = row.vary(varying) + first.vary(varying).broadcast_like(row, &[]);
+            row.greater_equal(column.vary(varying))
+        }
+    }
 }
 
 /// Softmax over the last dim. Its VJP `p * (dp - sum(p * dp))` needs only the result p, which is
