@@ -355,6 +355,28 @@ fn sharded_state_goes_with_every_other_choice() {
             &["mesh.tensor=2", "parallel.sequence=true"],
             Some("parallel.sequence = true cuts the positions of tokens"),
         ),
+        // Each example of a microbatch is cut in two.
+        (
+            "gpt-tensor",
+            &[&small_gpt[..], &["parallel.context=true", "train.num_microbatches=2"]].concat(),
+            None,
+        ),
+        (
+            "gpt-tensor",
+            &[
+                &small_gpt[..],
+                &["mesh.tensor=3", "parallel.context=true", "train.num_microbatches=2"],
+            ]
+            .concat(),
+            Some(
+                "whole examples or a piece of one, which 1 examples of 128 positions do not allow",
+            ),
+        ),
+        (
+            "digits",
+            &["mesh.tensor=2", "parallel.context=true"],
+            Some("parallel.context = true cuts the positions of tokens"),
+        ),
         // A group of batch norm on two batch shards, which differ along fsdp.
         ("resnet20-synthetic", &[&small_resnet[..], &["parallel.zero=3"]].concat(), None),
         (

@@ -287,6 +287,22 @@ fn the_stage_of_zero_is_set_only_for_sharded_state() {
 }
 
 #[test]
+fn context_parallelism_has_replicas_and_cuts_rows_itself() {
+    for (sets, expected) in [
+        (&["parallel.context=true"][..], "set mesh.tensor to 2 or more, or leave out"),
+        (
+            &["parallel.context=true", "mesh.tensor=2", "parallel.sequence=true"],
+            "leave it out (--unset parallel.sequence)",
+        ),
+    ] {
+        let error = parse(GOOD, sets).unwrap_err().to_string();
+        assert!(error.contains(expected), "{sets:?}: {error}");
+    }
+    good(&["parallel.context=true", "mesh.tensor=2"]);
+    good(&["parallel.context=false"]);
+}
+
+#[test]
 fn compression_is_of_one_kind_and_sends_something() {
     for (sets, expected) in [
         (&["parallel.top_k_block=8"][..], "only parallel.compression = \"top_k\" reads it"),

@@ -11,7 +11,7 @@ use lockstep::parallel::{GatherAt, ParallelPlan, PipelinePlan};
 use lockstep::step::BatchField;
 use models::encoder::{Encoder, EncoderFamily, Head};
 use models::gpt::Gpt;
-use models::{Batch, Loss, LossFunction, Model, Objective, Scope};
+use models::{Batch, Loss, LossFunction, Model, Objective, Rows, Scope};
 use rayon::prelude::*;
 
 use crate::tensor::{

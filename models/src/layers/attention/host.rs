@@ -78,7 +78,7 @@ impl<'g> Heads<'g> {
     }
 
     fn host_config(&self, gradient: bool, masked: bool, random: bool) -> String {
-        let Self { num_positions, num_heads, num_kv_heads, causal, rate } = *self;
+        let Self { num_positions, num_heads, num_kv_heads, causal, rate, .. } = *self;
         let kind = if gradient { "attention_gradient" } else { "attention" };
         let rate = if random { rate } else { 0.0 };
         let flag = u8::from;
