@@ -55,7 +55,7 @@ pub use groups::{Groups, UnevenGroups};
 pub use interp::{InterpError, interpret};
 pub use leaf_spec::{LeafSpec, OnOtherMesh};
 pub use literal::{Element, Literal};
-pub use mesh::{Axis, AxisSet, Mesh, MeshSizes, Sharding, UnevenShard};
+pub use mesh::{ActivationRows, Axis, AxisSet, Mesh, MeshSizes, Sharding, UnevenShard};
 pub use op::{Binary, Comparison, DotDims, Op, Reduction, Regions, Unary};
 pub use ops::{
     Branch, Convolution, ConvolutionDims, CustomCall, CustomVjp, Layouts, Operand, Threefry, Window,

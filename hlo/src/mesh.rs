@@ -2,6 +2,27 @@
 
 use std::fmt;
 
+/// What replicas along the axis `tensor` have of the rows of activations, `[examples * positions,
+/// width]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ActivationRows {
+    /// All of them. Layers are cut by columns.
+    #[default]
+    Whole,
+    /// Sequence parallelism: a piece of them between layers, which are cut by columns.
+    CutBetweenLayers,
+    /// Context parallelism: a piece of them, in layers too, which are whole. Only the vocabulary is
+    /// cut.
+    CutThroughout,
+}
+
+impl ActivationRows {
+    /// `true` if replicas have pieces between layers.
+    pub fn are_cut(self) -> bool {
+        self != Self::Whole
+    }
+}
+
 /// A direction in which replicas are arranged. The order of the variants is the order of the mesh:
 /// the last varies fastest with the replica's number, so that `tensor` neighbours are closest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

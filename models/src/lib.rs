@@ -33,7 +33,7 @@ pub use model_keys::{Architecture, InvalidValue, MAX_LAYERS, MAX_SIZE};
 pub use objective::{LossFunction, Objective, ValueScale};
 pub use parameter::{Initializer, Parameter, Precision, RunningMean, TensorUse};
 pub use pipelined::{Embedded, Pipelined};
-pub use scope::{AttentionKernels, LayerOptions, ParamUse, Rows, Scope, Training};
+pub use scope::{AttentionKernels, LayerOptions, ParamUse, Scope, Training};
 pub use stack::{Stack, stack, stack_with};
 pub use stages::Stages;
 

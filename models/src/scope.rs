@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use hlo::random::Key;
-use hlo::{Axis, AxisSet, DType, Tensor, TensorType, Tracer, Tree};
+use hlo::{ActivationRows, Axis, AxisSet, DType, Tensor, TensorType, Tracer, Tree};
 
 use crate::parameter::{Initializer, Parameter, Precision, RunningMean, TensorUse};
 
@@ -45,41 +45,20 @@ pub enum AttentionKernels {
     Cudnn,
 }
 
-/// What replicas along the axis `tensor` have of the rows of activations, `[examples * positions,
-/// width]`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Rows {
-    /// All of them. Layers are cut by columns.
-    #[default]
-    Whole,
-    /// Sequence parallelism: a piece of them between layers, which are cut by columns.
-    CutBetweenLayers,
-    /// Context parallelism: a piece of them, in layers too, which are whole. Only the vocabulary is
-    /// cut.
-    CutThroughout,
-}
-
-impl Rows {
-    /// `true` if replicas have pieces between layers.
-    pub fn are_cut(self) -> bool {
-        self != Self::Whole
-    }
-}
-
 /// How layers compute what they compute: the same for all layers of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerOptions {
     /// The kernels for attention. The interpreter does not evaluate them.
     pub attention: AttentionKernels,
     /// What replicas along the axis `tensor` have of the rows of activations.
-    pub rows: Rows,
+    pub rows: ActivationRows,
     /// Number of chunks of blocks that each stage along the axis `pipeline` has.
     pub pipeline_chunks: usize,
 }
 
 impl Default for LayerOptions {
     fn default() -> Self {
-        Self { attention: AttentionKernels::None, rows: Rows::Whole, pipeline_chunks: 1 }
+        Self { attention: AttentionKernels::None, rows: ActivationRows::Whole, pipeline_chunks: 1 }
     }
 }
 
@@ -206,8 +185,10 @@ impl<'g> Scope<'g> {
     #[must_use]
     pub fn cut(&self, dim: usize) -> Self {
         match self.options.rows {
-            Rows::Whole | Rows::CutBetweenLayers => self.with_tensor_use(TensorUse::Cut(dim)),
-            Rows::CutThroughout => self.varying(),
+            ActivationRows::Whole | ActivationRows::CutBetweenLayers => {
+                self.with_tensor_use(TensorUse::Cut(dim))
+            }
+            ActivationRows::CutThroughout => self.varying(),
         }
     }
 

@@ -25,9 +25,9 @@
 //! parallelism" (2019), section 3; Korthikanti et al., "Reducing activation recomputation in large
 //! transformer models" (2022), section 4.2.
 
-use hlo::{Axis, Reduction, Tensor};
+use hlo::{ActivationRows, Axis, Reduction, Tensor};
 
-use crate::{Rows, Scope};
+use crate::Scope;
 
 impl<'g> Scope<'g> {
     /// `true` if replicas have pieces of the rows between regions.
@@ -38,8 +38,8 @@ impl<'g> Scope<'g> {
     /// The number of pieces of columns that layers are cut into.
     pub(crate) fn num_column_pieces(&self) -> usize {
         match self.options().rows {
-            Rows::Whole | Rows::CutBetweenLayers => self.num_tensor_replicas(),
-            Rows::CutThroughout => 1,
+            ActivationRows::Whole | ActivationRows::CutBetweenLayers => self.num_tensor_replicas(),
+            ActivationRows::CutThroughout => 1,
         }
     }
 
@@ -112,8 +112,8 @@ impl<'g> Scope<'g> {
         if self.cuts_rows() { self.varying() } else { self.clone() }
     }
 
-    /// A term of the sum that [`Self::leave_vocabulary`] computes, which all replicas have: on the first it
-    /// stays, on the others it is 0.
+    /// A term of the sum that [`Self::leave_vocabulary`] computes, which all replicas have: on the
+    /// first it stays, on the others it is 0.
     #[must_use]
     #[track_caller]
     pub fn once(&self, x: Tensor<'g>) -> Tensor<'g> {

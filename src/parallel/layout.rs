@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use hlo::{Axis, AxisSet, DType, Mesh, Sharding};
-use models::Rows;
+use hlo::{ActivationRows, Axis, AxisSet, DType, Mesh, Sharding};
 
 use crate::config::GatherDType;
 
@@ -19,7 +18,7 @@ pub struct ParallelPlan {
     /// When the shards of a parameter over `fsdp` are gathered.
     pub gather_at: GatherAt,
     /// What replicas along `tensor` have of the rows of activations.
-    pub rows: Rows,
+    pub rows: ActivationRows,
     /// How microbatches pass the stages, if `pipeline` has several replicas.
     pub pipeline: PipelinePlan,
     /// The dtype in which gradients are sent where they are scattered over `fsdp`; `None` is their
@@ -98,7 +97,7 @@ impl ParallelPlan {
         Self {
             mesh,
             gather_at,
-            rows: Rows::Whole,
+            rows: ActivationRows::Whole,
             pipeline: PipelinePlan::default(),
             reduce_dtype: None,
             gather_dtype: None,
@@ -107,7 +106,7 @@ impl ParallelPlan {
 
     /// The same plan with sequence or context parallelism, or without both.
     #[must_use]
-    pub fn with_rows(self, rows: Rows) -> Self {
+    pub fn with_rows(self, rows: ActivationRows) -> Self {
         Self { rows, ..self }
     }
 

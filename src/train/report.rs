@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hlo::{Axis, AxisSet, Graph, LeafSpec, Tree, counted};
-use models::Rows;
+use hlo::{ActivationRows, Axis, AxisSet, Graph, LeafSpec, Tree, counted};
 
 use super::{Run, Trainer};
 use crate::config::shorten;
@@ -147,9 +146,9 @@ fn describe_cut(plan: &ParallelPlan) -> Option<String> {
     let num_replicas = plan.mesh.size(Axis::Tensor);
     let cut = format!("layers: cut over {num_replicas} replicas; rows of activations between them");
     let described = match plan.rows {
-        Rows::Whole => format!("{cut} on every replica"),
-        Rows::CutBetweenLayers => format!("{cut} in pieces"),
-        Rows::CutThroughout => format!(
+        ActivationRows::Whole => format!("{cut} on every replica"),
+        ActivationRows::CutBetweenLayers => format!("{cut} in pieces"),
+        ActivationRows::CutThroughout => format!(
             "layers: whole, for rows of activations in {num_replicas} pieces; the vocabulary is cut"
         ),
     };

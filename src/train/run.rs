@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hlo::{Axis, DType, Mesh};
-use models::{AttentionKernels, Model, Precision, Rows};
+use hlo::{ActivationRows, Axis, DType, Mesh};
+use models::{AttentionKernels, Model, Precision};
 
 use super::fabric_file::choose_all_reduces;
 use super::{CompileSettings, Error};
@@ -172,7 +172,8 @@ impl Run {
             _ => GatherAt::Step,
         };
         let pipeline = PipelinePlan { num_chunks: 1, ..self.plan.pipeline };
-        let plan = ParallelPlan { mesh, gather_at, rows: Rows::Whole, pipeline, ..self.plan };
+        let plan =
+            ParallelPlan { mesh, gather_at, rows: ActivationRows::Whole, pipeline, ..self.plan };
         StepSpec { plan, ..self.spec(model) }
     }
 
@@ -368,10 +369,10 @@ pub(super) fn plan<'f>(
         positions(field).is_some_and(|positions| positions.is_multiple_of(num_pieces))
     });
     let rows = match config.parallel.is_context() {
-        _ if num_pieces == 1 => Rows::Whole,
-        true => Rows::CutThroughout,
-        false if config.parallel.sequence.or(divides) => Rows::CutBetweenLayers,
-        false => Rows::Whole,
+        _ if num_pieces == 1 => ActivationRows::Whole,
+        true => ActivationRows::CutThroughout,
+        false if config.parallel.sequence.or(divides) => ActivationRows::CutBetweenLayers,
+        false => ActivationRows::Whole,
     };
     let gather_at = match mesh.size(Axis::Pipeline) {
         1 => GatherAt::of_zero_stage(config.parallel.zero_stage()),

@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 
 use hlo::{
-    Axis, DType, Graph, LeafSpec, Literal, Mesh, Tensor, Tree, communication, count, interpret,
+    ActivationRows, Axis, DType, Graph, LeafSpec, Literal, Mesh, Tensor, Tree, communication,
+    count, interpret,
 };
 use lockstep::config::OnNonfinite;
 use lockstep::optim::{Mask, chain};
@@ -16,8 +17,7 @@ use models::gpt::Gpt;
 use models::layers::{Attention, Embedding, Rotary, attention, embedding, rms_norm, swiglu};
 use models::loss::vocabulary_cross_entropy;
 use models::{
-    AttentionKernels, Batch, Embedded, Initializer, Loss, Model, Pipelined, Precision, Rows, Scope,
-    Stack,
+    AttentionKernels, Batch, Embedded, Initializer, Loss, Model, Pipelined, Precision, Scope, Stack,
 };
 
 pub(crate) const BATCH: usize = 8;
@@ -164,7 +164,7 @@ pub(crate) fn values(field: &BatchField) -> Literal {
     Literal::from_slice(&dims, &(0..count).map(|i| value(i) as i32).collect::<Vec<_>>())
 }
 
-fn plan(sizes: &[(Axis, usize)], gather_at: GatherAt, rows: Rows) -> ParallelPlan {
+fn plan(sizes: &[(Axis, usize)], gather_at: GatherAt, rows: ActivationRows) -> ParallelPlan {
     ParallelPlan::new(Mesh::new(sizes), gather_at).with_rows(rows)
 }
 
@@ -301,7 +301,9 @@ fn check(what: &str, model: &dyn Model, has_classes: bool) {
         (4, vec![], GatherAt::Step),
     ];
     for (num_pieces, beside, gather_at) in beside {
-        for rows in [Rows::Whole, Rows::CutBetweenLayers, Rows::CutThroughout] {
+        for rows in
+            [ActivationRows::Whole, ActivationRows::CutBetweenLayers, ActivationRows::CutThroughout]
+        {
             let sizes = [&beside[..], &[(Axis::Tensor, num_pieces)]].concat();
             let plan = plan(&sizes, gather_at, rows);
             let what = format!("{what} on {sizes:?}, {rows:?}");
@@ -335,7 +337,7 @@ fn a_loss_in_chunks_of_rows_agrees_with_one_replica() {
 fn replicas_without_entries_of_the_vocabulary_agree_with_one_replica() {
     let (model, fields) = (Gpt { num_heads: 8, vocabulary: 33, ..gpt(false) }, fields(false));
     let expected = of_one_replica("33 entries", &model, &fields, &values);
-    for rows in [Rows::Whole, Rows::CutBetweenLayers] {
+    for rows in [ActivationRows::Whole, ActivationRows::CutBetweenLayers] {
         let plan = plan(&[(Axis::Tensor, 8)], GatherAt::Step, rows);
         let found = gradients(&model, &fields, &values, plan, 1);
         assert_alike("33 entries", &expected, &found);
@@ -375,7 +377,7 @@ fn pieces_of_examples_agree_with_one_replica() {
         let expected = of_one_replica(what, model, &fields, &values);
         for (num_pieces, beside, gather_at, num_microbatches, num_sharing) in &meshes {
             let sizes = [&beside[..], &[(Axis::Tensor, *num_pieces)]].concat();
-            let plan = plan(&sizes, *gather_at, Rows::CutThroughout);
+            let plan = plan(&sizes, *gather_at, ActivationRows::CutThroughout);
             let num_examples = BATCH / plan.mesh.num_batch_shards() / num_microbatches;
             assert_eq!(num_examples * num_sharing, *num_pieces);
             let what = format!("{what} on {sizes:?}, {num_sharing} replicas for an example");
@@ -398,13 +400,13 @@ fn bytes_over_tensor(graph: &Graph) -> BTreeMap<&'static str, u64> {
 
 /// Per block and pass, two all_reduces of `[b s, h]` without sequence parallelism; with it two
 /// reduce_scatters and two gathers, and in the backward pass two gathers more, of what is not kept
-/// (Korthikanti et al., 2022, section 4.2.2). With context parallelism, keys and values are gathered
-/// and scattered. Two blocks are compared with four, so that embedding,
-/// and loss do not count. Gradients of what is used along `tensor` are summed over `data` too.
+/// (Korthikanti et al., 2022, section 4.2.2). With context parallelism, keys and values are
+/// gathered and scattered. Two blocks are compared with four, so that embedding and loss do not
+/// count. Gradients of what is used along `tensor` are summed over `data` too.
 #[test]
 fn a_block_sends_what_the_formulas_say() {
     let fields = fields(false);
-    let of_two_layers = |num_pieces: u64, rows: Rows| {
+    let of_two_layers = |num_pieces: u64, rows: ActivationRows| {
         let bytes = |num_layers: usize| {
             let model = Gpt { num_layers, ..gpt(false) };
             let plan = plan(&[(Axis::Tensor, num_pieces as usize)], GatherAt::Step, rows);
@@ -417,12 +419,12 @@ fn a_block_sends_what_the_formulas_say() {
         ["all_reduce", "all_gather", "reduce_scatter"].map(of_two)
     };
     for num_pieces in [2u64, 4] {
-        for rows in [Rows::Whole, Rows::CutBetweenLayers] {
+        for rows in [ActivationRows::Whole, ActivationRows::CutBetweenLayers] {
             // f64 `[b s, h]`, and what a ring sends of it in a scatter or a gather.
             let activations = (BATCH * POSITIONS * 32 * 8) as u64;
             let part = activations * (num_pieces - 1) / num_pieces;
             let expected = match rows {
-                Rows::Whole => [2 * 4 * 2 * part, 0, 0],
+                ActivationRows::Whole => [2 * 4 * 2 * part, 0, 0],
                 _ => [0, 2 * 6 * part, 2 * 4 * part],
             };
             let found = of_two_layers(num_pieces, rows);
@@ -433,7 +435,7 @@ fn a_block_sends_what_the_formulas_say() {
     for (num_pieces, num_sharing) in [(4, 1), (16, 2), (32, 4)] {
         let keys = (POSITIONS * 32 * 8) as u64;
         let part = keys * (num_sharing - 1) / num_sharing;
-        let [_, gathered, scattered] = of_two_layers(num_pieces, Rows::CutThroughout);
+        let [_, gathered, scattered] = of_two_layers(num_pieces, ActivationRows::CutThroughout);
         assert_eq!([gathered, scattered], [2 * 4 * part, 2 * 2 * part], "{num_pieces} replicas");
     }
 }
@@ -444,8 +446,13 @@ fn a_block_sends_what_the_formulas_say() {
 fn all_reduces_of_layers_have_one_operand() {
     let chunks = Gpt { loss_chunk_rows: Some(24), ..gpt(false) };
     let whole = gpt(false);
-    let cut = Rows::CutBetweenLayers;
-    let cases = [(&whole, Rows::Whole), (&whole, cut), (&chunks, Rows::Whole), (&chunks, cut)];
+    let cut = ActivationRows::CutBetweenLayers;
+    let cases = [
+        (&whole, ActivationRows::Whole),
+        (&whole, cut),
+        (&chunks, ActivationRows::Whole),
+        (&chunks, cut),
+    ];
     for (model, rows) in cases {
         let plan = plan(&[(Axis::Tensor, 2)], GatherAt::Step, rows);
         let graph = with_step(model, &fields(false), plan, step::trace_grad);
@@ -464,7 +471,7 @@ fn all_reduces_of_layers_have_one_operand() {
 fn nothing_is_computed_twice() {
     let fields = fields(false);
     let model = Gpt { width: 1024, num_heads: 8, vocabulary: 2048, ..gpt(false) };
-    let cost = |num_pieces: usize, rows: Rows| {
+    let cost = |num_pieces: usize, rows: ActivationRows| {
         let plan = plan(&[(Axis::Tensor, num_pieces)], GatherAt::Step, rows);
         let graph =
             with_step(&model, &fields, plan, |declared| step::trace_step(declared).unwrap());
@@ -472,9 +479,11 @@ fn nothing_is_computed_twice() {
         let of_matmuls: u64 = cost.matmuls.iter().map(|matmul| matmul.count * matmul.flops).sum();
         (cost.flops, of_matmuls)
     };
-    let (all, of_matmuls) = cost(1, Rows::Whole);
+    let (all, of_matmuls) = cost(1, ActivationRows::Whole);
     for num_pieces in [2, 4, 8] {
-        for (rows, most) in [(Rows::Whole, 1.02), (Rows::CutBetweenLayers, 1.005)] {
+        for (rows, most) in
+            [(ActivationRows::Whole, 1.02), (ActivationRows::CutBetweenLayers, 1.005)]
+        {
             let what = format!("{num_pieces} replicas, {rows:?}");
             let (flops, of_own_matmuls) = cost(num_pieces, rows);
             assert_eq!(of_own_matmuls * num_pieces as u64, of_matmuls, "{what}");
@@ -486,7 +495,7 @@ fn nothing_is_computed_twice() {
 
 #[test]
 fn a_region_that_is_not_left_does_not_trace() {
-    let plan = plan(&[(Axis::Tensor, 2)], GatherAt::Step, Rows::Whole);
+    let plan = plan(&[(Axis::Tensor, 2)], GatherAt::Step, ActivationRows::Whole);
     let Err(error) = with_step(&unsummed, &fields(false), plan, |_| ()) else {
         panic!("it traces")
     };
@@ -511,16 +520,19 @@ fn unsummed<'g>(scope: &Scope<'g>, batch: &Batch<'g>) -> Loss<'g> {
 
 #[test]
 fn sizes_that_do_not_fit_are_refused_with_those_that_do() {
-    let refused = |model: &dyn Model, num_pieces: usize, rows: Rows| {
+    let refused = |model: &dyn Model, num_pieces: usize, rows: ActivationRows| {
         let plan = plan(&[(Axis::Tensor, num_pieces)], GatherAt::Step, rows);
         with_step(model, &fields(false), plan, |_| ()).unwrap_err().to_string()
     };
-    let error = refused(&gpt(false), 3, Rows::Whole);
+    let error = refused(&gpt(false), 3, ActivationRows::Whole);
     assert!(error.contains("mesh.tensor = 3 does not fit 4 heads"), "{error}");
     assert!(error.contains("1, 2, 4 do"), "{error}");
-    let error = refused(&DECODER, 8, Rows::Whole);
+    let error = refused(&DECODER, 8, ActivationRows::Whole);
     assert!(error.contains("mesh.tensor = 8 does not fit 4 heads"), "{error}");
-    let error =
-        refused(&Gpt { num_heads: 16, width: 48, ..gpt(false) }, 48, Rows::CutBetweenLayers);
+    let error = refused(
+        &Gpt { num_heads: 16, width: 48, ..gpt(false) },
+        48,
+        ActivationRows::CutBetweenLayers,
+    );
     assert!(error.contains("set parallel.sequence = false"), "{error}");
 }

@@ -5,13 +5,13 @@
 mod compiled;
 mod faults;
 
-use hlo::{Axis, DType, Literal, Mesh};
+use hlo::{ActivationRows, Axis, DType, Literal, Mesh};
 use lockstep::config::PipelineOrder::{self, Gpipe, OneForwardOneBackward};
 use lockstep::parallel::{GatherAt, ParallelPlan, PipelinePlan};
 use lockstep::step::BatchField;
 use models::encoder::{Encoder, EncoderFamily, Head};
 use models::gpt::Gpt;
-use models::{Batch, Loss, LossFunction, Model, Objective, Rows, Scope};
+use models::{Batch, Loss, LossFunction, Model, Objective, Scope};
 use rayon::prelude::*;
 
 use crate::tensor::{
@@ -27,7 +27,7 @@ struct Case {
     order: PipelineOrder,
     num_microbatches: usize,
     beside: &'static [(Axis, usize)],
-    rows: Rows,
+    rows: ActivationRows,
 }
 
 const ALONE: Case = Case {
@@ -36,7 +36,7 @@ const ALONE: Case = Case {
     order: OneForwardOneBackward,
     num_microbatches: 8,
     beside: &[],
-    rows: Rows::Whole,
+    rows: ActivationRows::Whole,
 };
 const DATA: &[(Axis, usize)] = &[(Axis::Data, 2)];
 const FSDP: &[(Axis, usize)] = &[(Axis::Fsdp, 2)];
@@ -45,7 +45,7 @@ const TENSOR: &[(Axis, usize)] = &[(Axis::Tensor, 2)];
 /// One microbatch, fewer than stages, enough that a stage uses the memory of one for another.
 const CASES: [Case; 9] = [
     ALONE,
-    Case { num_microbatches: 1, beside: TENSOR, rows: Rows::CutBetweenLayers, ..ALONE },
+    Case { num_microbatches: 1, beside: TENSOR, rows: ActivationRows::CutBetweenLayers, ..ALONE },
     Case { num_stages: 4, num_microbatches: 2, beside: DATA, ..ALONE },
     Case { num_stages: 4, num_chunks: 2, num_microbatches: 4, beside: FSDP, ..ALONE },
     Case { num_stages: 4, num_chunks: 2, ..ALONE },
@@ -53,7 +53,7 @@ const CASES: [Case; 9] = [
         num_chunks: 2,
         num_microbatches: 4,
         beside: TENSOR,
-        rows: Rows::CutBetweenLayers,
+        rows: ActivationRows::CutBetweenLayers,
         ..ALONE
     },
     Case { num_chunks: 4, order: Gpipe, num_microbatches: 2, beside: DATA, ..ALONE },
@@ -62,7 +62,7 @@ const CASES: [Case; 9] = [
         num_stages: 4,
         num_microbatches: 4,
         beside: TENSOR,
-        rows: Rows::CutBetweenLayers,
+        rows: ActivationRows::CutBetweenLayers,
         ..ALONE
     },
 ];

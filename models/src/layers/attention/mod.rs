@@ -2,8 +2,8 @@
 //! the result.
 //!
 //! This file has the layer. `dot_product_attention` decides what computes the middle: kernels of
-//! the process (`host.rs`), those of cuDNN (`cudnn.rs`), or ops (`plain.rs`). The choice is made while
-//! the layer is traced: what is kept for the backward pass depends on it.
+//! the process (`host.rs`), those of cuDNN (`cudnn.rs`), or ops (`plain.rs`). The choice is made
+//! while the layer is traced: what is kept for the backward pass depends on it.
 //!
 //! Legend: b batch, t position, n = b * t, h head, m = b * heads, w width, d width of a head.
 
@@ -12,12 +12,12 @@ mod host;
 mod own_rows;
 mod plain;
 
-use hlo::{Axis, Groups, Tensor};
+use hlo::{ActivationRows, Axis, Groups, Tensor};
 
 use crate::layers::linear::{column_linear, row_linear};
 use crate::layers::rotary::rotary_from;
 use crate::layers::{Rotary, rms_norm};
-use crate::{Initializer, Rows, Scope};
+use crate::{Initializer, Scope};
 use own_rows::{OwnPositions, OwnRows};
 
 /// Parameters of [`attention`].
@@ -53,8 +53,8 @@ pub struct Attention {
 /// On a mesh with the axis `tensor` each replica computes some of the query heads: queries, keys
 /// and values are cut by columns of the result, `out` by rows. Where there are fewer key and value
 /// heads than replicas, those that share a head have pieces of it and gather them. With
-/// [`Rows::CutThroughout`] each replica computes all heads of its own rows instead; replicas that
-/// have positions of the same example gather keys and values.
+/// [`ActivationRows::CutThroughout`] each replica computes all heads of its own rows instead;
+/// replicas that have positions of the same example gather keys and values.
 ///
 /// Vaswani et al., "Attention is all you need" (2017); grouped queries: Ainslie et al., "GQA"
 /// (2023). Activations have two dims except inside the heads, and queries are scaled instead of
@@ -164,7 +164,7 @@ fn misfit(
         ));
     }
     let shares = rows.is_multiple_of(t) || t.is_multiple_of(rows);
-    if scope.options().rows == Rows::CutThroughout && !shares {
+    if scope.options().rows == ActivationRows::CutThroughout && !shares {
         return Some(format!(
             "context parallelism cuts {} examples of {t} positions into {rows} rows for each of \
              mesh.tensor = {} replicas; these must be whole examples, or divide one evenly",

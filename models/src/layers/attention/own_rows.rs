@@ -1,9 +1,9 @@
 //! Context parallelism: this replica's rows attend to those of all replicas that have positions of
 //! the same example.
 
-use hlo::{Axis, Groups, Tensor};
+use hlo::{ActivationRows, Axis, Groups, Tensor};
 
-use crate::{Rows, Scope};
+use crate::Scope;
 
 /// The rows of a layer that this replica has, where replicas along `tensor` have different ones.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,8 @@ impl<'g> OwnRows<'g> {
     /// `None` if every replica has all rows.
     #[track_caller]
     pub(super) fn new(scope: &Scope<'g>, num_rows: usize, num_positions: usize) -> Option<Self> {
-        let is_cut = scope.options().rows == Rows::CutThroughout && scope.num_tensor_replicas() > 1;
+        let is_cut = scope.options().rows == ActivationRows::CutThroughout
+            && scope.num_tensor_replicas() > 1;
         if !is_cut {
             return None;
         }
