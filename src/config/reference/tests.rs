@@ -109,7 +109,7 @@ const NEEDED: [(&str, &str); 9] = [
 ];
 
 /// Settings beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 21] = [
+const COMPANIONS: [(&str, &[&str]); 22] = [
     ("data.eval_y", &["data.eval_x=other"]),
     ("mesh.data", &["train.global_batch=131072"]),
     ("parallel.zero", &["mesh.fsdp=2"]),
@@ -118,6 +118,7 @@ const COMPANIONS: [(&str, &[&str]); 21] = [
     ("parallel.top_k_block", &["parallel.compression=top_k"]),
     ("parallel.power_sgd_rank", &["parallel.compression=power_sgd"]),
     ("parallel.scatter_line", &["mesh.fsdp=auto"]),
+    ("parallel.context", &["mesh.tensor=2"]),
     ("parallel.pipeline_schedule", &["mesh.pipeline=2"]),
     ("parallel.pipeline_chunks", &["mesh.pipeline=2"]),
     ("model.width", &["model.num_heads=1"]),
@@ -339,7 +340,7 @@ fn some_sets(section: &'static str, choice: &'static str) -> impl Strategy<Value
 fn whatever_is_set_survives_being_written_and_read_again() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut num_accepted = 0;
-    for _ in 0..2000 {
+    for _ in 0..3000 {
         let mut draw =
             |choices: Vec<&'static str>| select(choices).new_tree(&mut runner).unwrap().current();
         let choices: Vec<_> = SECTIONS
