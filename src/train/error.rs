@@ -42,7 +42,7 @@ pub enum Error {
         "parallel.{key} = true cuts the positions of tokens, which model.name = {model:?} does \
          not have; remove the key"
     )]
-    Sequence {
+    NoPositions {
         /// The key of `[parallel]`.
         key: &'static str,
         /// The model's name.

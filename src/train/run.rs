@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hlo::{ActivationRows, Axis, DType, Mesh};
+use hlo::{ActivationRows, Axis, DType, Mesh, counted};
 use models::{AttentionKernels, Model, Precision};
 
 use super::fabric_file::choose_all_reduces;
@@ -225,20 +225,17 @@ pub(super) fn check_tensor(
         _ => config.model.check_tensor_replicas(num_replicas),
     };
     checked.map_err(wrong)?;
-    let x = fields.iter().find(|field| field.name == "x");
-    let num_positions = x.map(positions);
-    if let Some(None) = num_positions
-        && (is_context || config.parallel.sequence == AutoOr::Value(true))
-    {
-        let key = if is_context { "context" } else { "sequence" };
-        return Err(Error::Sequence { key, model });
+    let Some(x) = fields.iter().find(|field| field.name == "x") else { return Ok(()) };
+    match positions(x) {
+        None if is_context => Err(Error::NoPositions { key: "context", model }),
+        None if config.parallel.sequence == AutoOr::Value(true) => {
+            Err(Error::NoPositions { key: "sequence", model })
+        }
+        Some(num_positions) if is_context => {
+            check_context(num_replicas, num_examples, num_positions).map_err(wrong)
+        }
+        _ => Ok(()),
     }
-    if let Some(Some(num_positions)) = num_positions
-        && is_context
-    {
-        check_context(num_replicas, num_examples, num_positions).map_err(wrong)?;
-    }
-    Ok(())
 }
 
 /// Checks that each replica along `tensor` gets whole examples, or a piece of one.
@@ -250,18 +247,18 @@ fn check_context(
     num_examples: usize,
     num_positions: usize,
 ) -> Result<(), String> {
-    let num_sharing = num_replicas.div_ceil(num_examples.max(1));
-    if num_examples.is_multiple_of(num_replicas)
-        || num_replicas.is_multiple_of(num_examples.max(1))
-            && num_positions.is_multiple_of(num_sharing)
-    {
+    let are_whole = num_examples.is_multiple_of(num_replicas);
+    let are_pieces = num_replicas.is_multiple_of(num_examples)
+        && num_positions.is_multiple_of(num_replicas / num_examples);
+    if are_whole || are_pieces {
         return Ok(());
     }
     Err(format!(
-        "parallel.context gives each replica whole examples or a piece of one, which {num_examples} \
-         examples of {num_positions} positions do not allow; set a microbatch (or an evaluation's \
-         batch) that is a multiple of {num_replicas}, or divides it into numbers that divide the \
-         positions"
+        "with parallel.context each replica gets whole examples or an equal piece of one, which is \
+         not possible with {} of {num_positions} positions; set a microbatch (or an evaluation's \
+         batch) of B examples where B is a multiple of {num_replicas}, or where B divides \
+         {num_replicas} and {num_replicas}/B divides the positions",
+        counted(num_examples, "example")
     ))
 }
 

@@ -368,9 +368,7 @@ fn sharded_state_goes_with_every_other_choice() {
                 &["mesh.tensor=3", "parallel.context=true", "train.num_microbatches=2"],
             ]
             .concat(),
-            Some(
-                "whole examples or a piece of one, which 1 examples of 128 positions do not allow",
-            ),
+            Some("equal piece of one, which is not possible with 1 example of 128 positions"),
         ),
         (
             "digits",
