@@ -266,29 +266,37 @@ impl TargetStep {
         let (mesh, num_devices) = (&run.plan.mesh, run.plan.mesh.num_replicas());
         let (of_tensor, of_stages) = (mesh.size(Axis::Tensor), mesh.size(Axis::Pipeline));
         let num_blocks = config.model.num_blocks().unwrap_or(0);
-        let cuts_layers = |tensor: &usize| {
-            *tensor == of_tensor || config.model.check_tensor_replicas(*tensor).is_ok()
+        let is_context = config.parallel.is_context();
+        let is_now =
+            |(tensor, context): &(usize, bool)| (*tensor, *context) == (of_tensor, is_context);
+        let is_possible = |cut: &(usize, bool)| match *cut {
+            _ if is_now(cut) => true,
+            (1, context) => !context,
+            (tensor, true) => run.has_context_pieces(config, tensor),
+            (tensor, false) => config.model.check_tensor_replicas(tensor).is_ok(),
         };
         // A step with stages is launched by itself.
         let has_stages = num_blocks > 1 && config.train.steps_per_launch == 1;
         let cuts_blocks =
             |stages: &usize| *stages == 1 || (has_stages && num_blocks.is_multiple_of(*stages));
         let most_along_pipeline = num_blocks.clamp(1, MAX_STAGES);
-        let pairs = (1..=self.most_along_tensor).filter(cuts_layers).flat_map(|tensor| {
-            (1..=most_along_pipeline).filter(cuts_blocks).map(move |stages| (tensor, stages))
+        let cuts = (1..=self.most_along_tensor)
+            .flat_map(|tensor| [(tensor, false), (tensor, true)])
+            .filter(is_possible);
+        let pairs = cuts.flat_map(|cut| {
+            (1..=most_along_pipeline).filter(cuts_blocks).map(move |stages| (cut, stages))
         });
-        let is_other = |(tensor, stages): &(usize, usize)| {
-            (*tensor, *stages) != (of_tensor, of_stages)
-                && num_devices.is_multiple_of(tensor * stages)
+        let is_other = |(cut, stages): &((usize, bool), usize)| {
+            !(is_now(cut) && *stages == of_stages) && num_devices.is_multiple_of(cut.0 * stages)
         };
-        let others = pairs.filter(is_other).filter_map(|(tensor, stages)| {
+        let others = pairs.filter(is_other).filter_map(|((tensor, is_context), stages)| {
             let mesh = Mesh::new(&[
                 (Axis::Data, num_devices / (tensor * stages)),
                 (Axis::Tensor, tensor),
                 (Axis::Pipeline, stages),
             ]);
-            let spec = run.spec_on(&*self.loaded.model, mesh);
-            Some(self.pieces_of(&spec.declare().ok()?, &mesh))
+            let spec = run.spec_on(&*self.loaded.model, mesh, is_context);
+            Some(self.pieces_of(&spec.declare().ok()?, is_context))
         });
         let batch_per_replica = match config.train.batch {
             BatchSize::PerReplica(size) => Some(size),
@@ -306,7 +314,8 @@ impl TargetStep {
             pipeline: run.plan.pipeline,
             pipeline_keys: config.parallel.pipeline_keys().collect(),
             num_blocks,
-            pieces: self.pieces_of(declared, mesh),
+            is_sequence_set: config.parallel.sequence != AutoOr::Auto,
+            pieces: self.pieces_of(declared, is_context),
             other_pieces: others.collect(),
         }
     }
@@ -332,16 +341,18 @@ impl TargetStep {
 
     /// What replicas along `tensor` and `pipeline` cut, they hold and gather in pieces, whatever
     /// else changes.
-    fn pieces_of(&self, declared: &DeclaredStep<'_>, mesh: &Mesh) -> ModelPieces {
+    fn pieces_of(&self, declared: &DeclaredStep<'_>, is_context: bool) -> ModelPieces {
+        let mesh = declared.mesh();
         let parameters = step::StateSection::Params.leaves(declared.leaves());
         let piece = |leaf: &LeafSpec| {
             let shards = mesh.group_size(leaf.sharding.varying().intersection(Mesh::BATCH_AXES));
-            leaf.local_type(mesh).map_or(0, |local| (local.num_elements() * shards) as u64)
+            leaf.local_type(&mesh).map_or(0, |local| (local.num_elements() * shards) as u64)
         };
         let bytes = |leaf: &LeafSpec| piece(leaf) * leaf.dtype.size_bytes() as u64;
         let compute_bytes = self.run.precision.compute.size_bytes() as u64;
         ModelPieces {
             tensor: mesh.size(Axis::Tensor),
+            is_context,
             pipeline: mesh.size(Axis::Pipeline),
             state_bytes: declared.leaves().values().map(bytes).sum(),
             parameters_bytes: parameters.values().map(bytes).sum(),

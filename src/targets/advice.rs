@@ -13,6 +13,8 @@ use crate::parallel::{PipelinePlan, PipelineSchedule};
 pub struct ModelPieces {
     /// Replicas along `tensor`.
     pub tensor: usize,
+    /// `true` if they share rows, and layers are whole (context parallelism).
+    pub is_context: bool,
     /// Replicas along `pipeline`.
     pub pipeline: usize,
     /// Bytes of the state.
@@ -54,9 +56,12 @@ pub struct Knobs {
     pub pipeline_keys: Vec<&'static str>,
     /// Number of equal blocks, which stages divide; 0 if the model is not made of such.
     pub num_blocks: usize,
+    /// `true` if the configuration sets `parallel.sequence`, which it must not with context
+    /// parallelism.
+    pub is_sequence_set: bool,
     /// With the replicas of the mesh along `tensor` and `pipeline`.
     pub pieces: ModelPieces,
-    /// With each other number of them that is possible.
+    /// With each other number of them that is possible, and with the other cut.
     pub other_pieces: Vec<ModelPieces>,
 }
 
@@ -223,6 +228,15 @@ impl Choice {
         if pieces.tensor != of_now.tensor {
             sets.push(format!("mesh.tensor={}", pieces.tensor));
         }
+        if pieces.is_context != of_now.is_context {
+            sets.push(match pieces.is_context {
+                true => "parallel.context=true".to_owned(),
+                false => "--unset parallel.context".to_owned(),
+            });
+            if pieces.is_context && knobs.is_sequence_set {
+                sets.push("--unset parallel.sequence".to_owned());
+            }
+        }
         if pieces.pipeline != of_now.pipeline {
             sets.push(format!("mesh.pipeline={}", pieces.pipeline));
         }
@@ -262,9 +276,11 @@ impl Choice {
             (1, _) => 0.0,
             (_, stage) => stage as f64 * (1.0 + 0.25 * ((self.parts as f64).log2())),
         };
-        // Few of the collectives in layers overlap with matmuls.
+        // Few of the collectives in layers overlap with matmuls. Keys and values of an example are
+        // three fifths of the bytes of its rows.
         let more = self.pieces.tensor as f64 / now.pieces.tensor as f64;
-        let layers = 2.5 * more.log2().max(0.0);
+        let per_doubling = if self.pieces.is_context { 1.5 } else { 2.5 };
+        let layers = per_doubling * more.log2().max(0.0);
         // A pass through all stages takes longer by the ticks in which they are idle.
         let longer = |choice: Self| 10.0 / (1.0 - choice.idle(knobs));
         let idle = longer(self) - longer(now);
@@ -450,7 +466,8 @@ mod tests {
     fn pieces(tensor: usize, pipeline: usize, state_bytes: u64) -> ModelPieces {
         let part = state_bytes / 3;
         let (parameters_bytes, gathered_bytes) = (part, part);
-        ModelPieces { tensor, pipeline, state_bytes, parameters_bytes, gathered_bytes }
+        let is_context = false;
+        ModelPieces { tensor, is_context, pipeline, state_bytes, parameters_bytes, gathered_bytes }
     }
 
     fn knobs(state_bytes: u64, num_replicas: usize) -> Knobs {
@@ -465,6 +482,7 @@ mod tests {
             pipeline: PipelinePlan::default(),
             pipeline_keys: vec![],
             num_blocks: 12,
+            is_sequence_set: false,
             pieces: pieces(1, 1, state_bytes),
             other_pieces: vec![],
         }
@@ -549,6 +567,31 @@ mod tests {
         let sets: Vec<_> = all.iter().map(|one| one.sets.join(" ")).collect();
         let expected = "mesh.tensor=2 train.batch_per_replica=12 mesh.fsdp=4 parallel.zero=3";
         assert!(sets.iter().any(|sets| sets.contains(expected)), "{sets:?}");
+    }
+
+    /// 3 GiB of state, and activations of one example in 16 GiB that only pieces of the example make
+    /// smaller.
+    #[test]
+    fn rows_of_layers_are_cut_where_that_helps() {
+        let mut of_gpt = knobs(3 * GIB, 8);
+        let context = |tensor| ModelPieces { is_context: tensor > 1, ..pieces(tensor, 1, 3 * GIB) };
+        of_gpt.other_pieces = [2, 4, 8].map(context).to_vec();
+        (of_gpt.microbatch, of_gpt.num_microbatches, of_gpt.remat) = (1, 1, None);
+        of_gpt.is_sequence_set = true;
+        let found = lines(&memory(3 * GIB, 17 * GIB), &of_gpt);
+        let expected = "--set train.num_microbatches=2 --set mesh.tensor=2 --set \
+                        parallel.context=true --unset parallel.sequence --set mesh.data=auto (";
+        assert!(found.iter().any(|line| line.starts_with(expected)), "{found:?}");
+        // Layers are cut in place of rows, and whole without the axis.
+        of_gpt.mesh = Mesh::new(&[(Axis::Data, 2), (Axis::Tensor, 4)]);
+        let layers = pieces(4, 1, 3 * GIB);
+        (of_gpt.pieces, of_gpt.other_pieces) = (context(4), vec![layers, context(1)]);
+        (of_gpt.microbatch, of_gpt.is_sequence_set) = (4, false);
+        let (all, _) = candidates(&memory(3 * GIB, 5 * GIB), &of_gpt);
+        let sets: Vec<_> = all.iter().map(|one| one.sets.join(" ")).collect();
+        assert!(sets.contains(&"--unset parallel.context".to_owned()), "{sets:?}");
+        let whole = "mesh.tensor=1 --unset parallel.context";
+        assert!(sets.iter().any(|sets| sets.ends_with(whole)), "{sets:?}");
     }
 
     /// 64 GiB of state and 21 of gradients are too much for stages and shards on 8 devices, 24 and

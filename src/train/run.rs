@@ -164,16 +164,33 @@ impl Run {
         self.synchronize.approximation().into_iter().chain(gathers).collect()
     }
 
-    /// The specification of the step on another mesh, with whole rows between regions and one chunk
-    /// of each stage.
-    pub fn spec_on<'a>(&'a self, model: &'a dyn Model, mesh: Mesh) -> StepSpec<'a> {
+    /// Whether context parallelism over this many replicas is possible, each with a piece of an
+    /// example. Whole examples on some may be possible too.
+    pub fn has_context_pieces(&self, config: &Config, num_replicas: usize) -> bool {
+        let x = self.fields.iter().find(|field| field.name == "x");
+        let num_positions = x.and_then(positions);
+        config.model.num_blocks().is_some()
+            && num_positions.is_some_and(|positions| positions.is_multiple_of(num_replicas))
+    }
+
+    /// The specification of the step on another mesh, with context parallelism or whole rows, and
+    /// one chunk of each stage.
+    pub fn spec_on<'a>(
+        &'a self,
+        model: &'a dyn Model,
+        mesh: Mesh,
+        is_context: bool,
+    ) -> StepSpec<'a> {
         let gather_at = match mesh.size(Axis::Pipeline) {
             1 => self.plan.gather_at,
             _ => GatherAt::Step,
         };
         let pipeline = PipelinePlan { num_chunks: 1, ..self.plan.pipeline };
-        let plan =
-            ParallelPlan { mesh, gather_at, rows: ActivationRows::Whole, pipeline, ..self.plan };
+        let rows = match is_context {
+            true => ActivationRows::CutThroughout,
+            false => ActivationRows::Whole,
+        };
+        let plan = ParallelPlan { mesh, gather_at, rows, pipeline, ..self.plan };
         StepSpec { plan, ..self.spec(model) }
     }
 
