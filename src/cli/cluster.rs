@@ -50,7 +50,7 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         key: cluster.tls_key.clone(),
     };
     let tls = files.read(!is_supervised && process.index == 0)?;
-    let heartbeat = Duration::from_secs_f64(cluster.heartbeat_secs);
+    let dead_after = Duration::from_secs_f64(cluster.dead_after_secs);
     let member = Member::join(MemberOptions {
         coordinator,
         job: env::var(variable::JOB).unwrap_or_else(|_| "lockstep".to_owned()),
@@ -62,7 +62,7 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         local_index: environment.local_process_index.as_ref().map(|index| index.value),
         program: program(config)?,
         deadline: Duration::from_secs_f64(cluster.join_timeout_secs),
-        own_heartbeat: (!is_supervised).then_some(heartbeat),
+        own_dead_after: (!is_supervised).then_some(dead_after),
         gpus: own_gpus(config, &environment),
         say,
     });

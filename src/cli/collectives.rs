@@ -13,7 +13,7 @@ use super::args::BenchArgs;
 use super::changes::argument;
 use super::output::OutputFile;
 use super::{cluster, launch, print_line};
-use crate::cluster::{Secret, Tls};
+use crate::cluster::{DEAD_AFTER, Secret, Tls};
 use crate::config::Config;
 use crate::launch::{LaunchOptions, launch};
 use crate::targets::cost::{
@@ -27,8 +27,6 @@ const NO_RUN: &str = "model = { name = \"mlp\" }\ndata = { source = \"synthetic\
                       schedule = { name = \"constant\", peak = 0.1 }";
 /// What a fabric file begins with.
 const HEAD: &[u8] = b"{\"format\":\"lockstep fabric ";
-/// Time between two reports of a process.
-const HEARTBEAT: Duration = Duration::from_secs(2);
 /// All processes of a host start within this time.
 const START_WITHIN: Duration = Duration::from_secs(120);
 /// An Ethernet frame, to compare sizes with.
@@ -108,7 +106,7 @@ fn launch_here(args: &BenchArgs, num_processes: usize) -> Result<ExitCode> {
         coordinator: None,
         is_coordinator_elsewhere: false,
         max_restarts: 0,
-        heartbeat: HEARTBEAT,
+        dead_after: DEAD_AFTER,
         stuck_after: None,
         record_dir: None,
         start_within: START_WITHIN,

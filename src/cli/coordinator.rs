@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::args::CoordinatorArgs;
 use super::launch::{Rules, job_name, watch};
 use super::wrong_usage;
-use crate::cluster::{CoordinatorOptions, DEAD_AFTER, Limits, Overseer};
+use crate::cluster::{CoordinatorOptions, Limits, Overseer};
 use crate::launch;
 use crate::observe::say;
 
@@ -18,16 +18,15 @@ pub fn run(args: CoordinatorArgs) -> Result<ExitCode> {
                     LOCKSTEP_TOKEN";
         return Err(wrong_usage(text));
     };
-    let Rules { heartbeat, stuck_after, start_within } = rules.check()?;
+    let Rules { dead_after, stuck_after, start_within } = rules.check()?;
     let job = job_name();
     let mut options = CoordinatorOptions::new(&job, secret, 0);
     options.is_standalone = true;
     options.tls = rules.tls(true)?.identity;
-    options.heartbeat = heartbeat;
-    options.dead_after = heartbeat * DEAD_AFTER;
+    options.set_dead_after(dead_after);
     options.start_within = start_within;
     options.max_restarts = rules.max_restarts;
-    let limits = Limits { dead_after: options.dead_after, stuck_after, ..Limits::default() };
+    let limits = Limits::new(dead_after, stuck_after);
     let overseer =
         Overseer::new(limits, rules.record_dir, |text| say(&format!("coordinator: {text}")));
     let requests = watch()?;

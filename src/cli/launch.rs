@@ -75,7 +75,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     // Workers may have another working directory.
     let authority = rules.tls_ca.as_ref().map(std::path::absolute).transpose()?;
     let tls = rules.tls(host_index == 0 && !external_coordinator)?;
-    let Rules { heartbeat, stuck_after, start_within } = rules.check()?;
+    let Rules { dead_after, stuck_after, start_within } = rules.check()?;
     let requests = watch()?;
     let options = LaunchOptions {
         program: std::env::current_exe().context("cannot find this program")?,
@@ -90,7 +90,7 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         is_coordinator_elsewhere: external_coordinator,
         // What was measured before a failure is not worth keeping.
         max_restarts: if is_run { rules.max_restarts } else { 0 },
-        heartbeat,
+        dead_after,
         stuck_after,
         record_dir: rules.record_dir,
         start_within,
@@ -130,7 +130,7 @@ pub fn job_name() -> String {
 
 /// Times of [`JobRules`].
 pub struct Rules {
-    pub heartbeat: Duration,
+    pub dead_after: Duration,
     pub stuck_after: Option<Duration>,
     pub start_within: Duration,
 }
@@ -164,7 +164,7 @@ impl JobRules {
         }
         let stuck_after = self.stuck_after_secs;
         Ok(Rules {
-            heartbeat: seconds(self.heartbeat_secs, "--heartbeat-secs")?,
+            dead_after: seconds(self.dead_after_secs, "--dead-after-secs")?,
             stuck_after: stuck_after.map(|secs| seconds(secs, "--stuck-after-secs")).transpose()?,
             start_within: seconds(self.start_within_secs, "--start-within-secs")?,
         })

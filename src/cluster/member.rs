@@ -15,13 +15,8 @@ use super::{
 use crate::config::HostPort;
 use crate::pjrt::{KeyValueStore, Process};
 
-/// How long replicas wait for those of other processes in a collective. Long before that, a process
-/// that is gone closes its connections, and one that is stuck is found by its reports.
-const COLLECTIVE_DEADLINE: Duration = Duration::from_secs(1800);
 /// How long the end of a process may take that waits for what it has sent to arrive.
 const CLOSE: Duration = Duration::from_secs(5);
-/// A process without a heartbeat for this many of their intervals is dead.
-pub const DEAD_AFTER: u32 = 4;
 /// How often the processes are looked after.
 const CHECK: Duration = Duration::from_millis(250);
 /// A process that waits in a collective for longer than this reports it.
@@ -56,8 +51,9 @@ pub struct MemberOptions {
     pub program: Vec<(String, String)>,
     /// All processes must have joined within this time.
     pub deadline: Duration,
-    /// The time between heartbeats, if there is no supervisor. Then process 0 runs the coordinator.
-    pub own_heartbeat: Option<Duration>,
+    /// Who is silent for this long is dead, if there is no supervisor. Then process 0 runs the
+    /// coordinator.
+    pub own_dead_after: Option<Duration>,
     /// The GPUs that this process uses, if it shares its host with others; `None` for all.
     pub gpus: Option<Vec<usize>>,
     /// Told what the user should know.
@@ -124,8 +120,8 @@ impl Member {
     pub fn join(options: MemberOptions) -> Result<Self, MemberError> {
         let process = options.process;
         let began = Instant::now();
-        let own = match options.own_heartbeat.filter(|_| process.index == 0) {
-            Some(heartbeat) => Some(OwnCoordinator::start(&options, heartbeat, began)?),
+        let own = match options.own_dead_after.filter(|_| process.index == 0) {
+            Some(dead_after) => Some(OwnCoordinator::start(&options, dead_after, began)?),
             None => None,
         };
         // A certificate is for the address that the others use.
@@ -227,7 +223,7 @@ impl Member {
             report: Arc::new(self.options.say),
         };
         let links = Links::connect(listener, &links)?;
-        let rendezvous = Arc::new(Rendezvous::across(links, COLLECTIVE_DEADLINE)?);
+        let rendezvous = Arc::new(Rendezvous::across(links, self.session.patience())?);
         self.report_waits(&rendezvous)?;
         let failing = Arc::downgrade(&rendezvous);
         self.session.on_end(move |reason| {
@@ -315,7 +311,7 @@ struct OwnCoordinator {
 impl OwnCoordinator {
     fn start(
         options: &MemberOptions,
-        heartbeat: Duration,
+        dead_after: Duration,
         began: Instant,
     ) -> Result<Self, MemberError> {
         let wanted = &options.coordinator;
@@ -328,10 +324,9 @@ impl OwnCoordinator {
         let num_processes = options.process.num_processes;
         let mut own = CoordinatorOptions::new(&options.job, options.secret.clone(), num_processes);
         own.tls.clone_from(&options.tls.identity);
-        own.heartbeat = heartbeat;
-        own.dead_after = heartbeat * DEAD_AFTER;
+        own.set_dead_after(dead_after);
         let say = options.say;
-        let limits = Limits { dead_after: own.dead_after, ..Limits::default() };
+        let limits = Limits::new(dead_after, None);
         let overseer =
             Overseer::new(limits, None, move |text| say(&format!("coordinator: {text}")));
         let coordinator = Arc::new(Coordinator::start(listener, own, overseer.clone())?);

@@ -36,7 +36,7 @@ pub use coordinator::{Coordinator, CoordinatorOptions, JobChange, Watcher};
 pub use device_order::{PlacedDevice, device_order, fsdp_line};
 pub use flight_recorder::FlightRecorder;
 pub use host_collectives::{LastProcess, LaunchWaits, LinkError, LinkOptions, Links, Rendezvous};
-pub use member::{DEAD_AFTER, Member, MemberError, MemberOptions};
+pub use member::{Member, MemberError, MemberOptions};
 pub use members::{Directive, GenerationEnd, Peer, SlowPeer};
 pub use overseer::Overseer;
 pub use own_host::{Whereabouts, host_name, local_address};
@@ -47,5 +47,5 @@ pub use session::{
     SupervisorSession,
 };
 pub use tls::{Tls, TlsError, TlsFiles};
-pub use watchdog::{Culprit, Limits, Verdict, Watchdog, WorkerName};
+pub use watchdog::{Culprit, DEAD_AFTER, Limits, Verdict, Watchdog, WorkerName};
 pub use wish::{AgreedWish, Wish};

@@ -54,13 +54,14 @@ pub struct ClusterConfig {
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = MAX_TIMEOUT_SECS, "unit" = "seconds"))]
     #[default(300.0)]
     pub join_timeout_secs: f64,
-    /// Time between two reports of a process to the coordinator, if process 0 runs it. A process
-    /// that sends none for 4 times as long counts as dead.
-    #[schemars(
-        extend("minimum" = MIN_HEARTBEAT_SECS, "maximum" = MAX_HEARTBEAT_SECS, "unit" = "seconds"),
-    )]
-    #[default(2.0)]
-    pub heartbeat_secs: f64,
+    /// Time without a report after which a process counts as dead, if process 0 runs the
+    /// coordinator. Reports are four times as frequent. Above 8 s, other limits are longer in
+    /// proportion; see [Limits](cluster.md#limits).
+    #[schemars(extend(
+        "minimum" = MIN_DEAD_AFTER_SECS, "maximum" = MAX_DEAD_AFTER_SECS, "unit" = "seconds"
+    ))]
+    #[default(8.0)]
+    pub dead_after_secs: f64,
 }
 
 /// What protects the connections of host collectives.
@@ -76,10 +77,10 @@ pub enum LinkSecurity {
 
 /// The longest `join_timeout_secs`.
 const MAX_TIMEOUT_SECS: f64 = 1e6;
-/// The shortest `heartbeat_secs`.
-const MIN_HEARTBEAT_SECS: f64 = 0.01;
-/// The longest `heartbeat_secs`.
-const MAX_HEARTBEAT_SECS: f64 = 3600.0;
+/// The shortest `dead_after_secs`.
+const MIN_DEAD_AFTER_SECS: f64 = 0.04;
+/// The longest `dead_after_secs`.
+const MAX_DEAD_AFTER_SECS: f64 = 14_400.0;
 
 /// The most processes that a run may have.
 const MAX_PROCESSES: i64 = 1 << 17;

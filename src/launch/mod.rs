@@ -74,8 +74,8 @@ pub struct LaunchOptions {
     pub is_coordinator_elsewhere: bool,
     /// Restarts in a row without a new checkpoint.
     pub max_restarts: usize,
-    /// Time between two reports of a worker.
-    pub heartbeat: Duration,
+    /// Who sends no report for this long is dead.
+    pub dead_after: Duration,
     /// How long a phase of a step may last; `None` follows from measured steps.
     pub stuck_after: Option<Duration>,
     /// Where the last phases of all processes are written when a generation fails.

@@ -13,8 +13,8 @@ use rustix::process::Signal;
 use super::worker::{Worker, WorkerCommand, WorkerEnd, describe};
 use super::{LaunchEnd, LaunchError, LaunchOptions, Requests, variable};
 use crate::cluster::{
-    self, Contact, Coordinator, CoordinatorOptions, DEAD_AFTER, Directive, HeldProcesses, Limits,
-    Overseer, SupervisorOptions, SupervisorSession, awake, host_name, random_bytes,
+    self, Contact, Coordinator, CoordinatorOptions, Directive, HeldProcesses, Limits, Overseer,
+    SupervisorOptions, SupervisorSession, awake, host_name, random_bytes,
 };
 use crate::observe::say;
 
@@ -38,11 +38,7 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     if !num_processes.is_multiple_of(num_hosts) {
         return Err(LaunchError::Uneven { num_processes, num_hosts });
     }
-    let limits = Limits {
-        dead_after: options.heartbeat * DEAD_AFTER,
-        stuck_after: options.stuck_after,
-        ..Limits::default()
-    };
+    let limits = Limits::new(options.dead_after, options.stuck_after);
     let say_of_job = |text: &str| say(&format!("launch: {text}"));
     let overseer = Overseer::new(limits, options.record_dir.clone(), say_of_job);
     let (coordinator, address) = start_coordinator(options, overseer.clone())?;
@@ -158,8 +154,7 @@ fn start_coordinator(
     let mut own = CoordinatorOptions::new(&options.job, secret, options.num_processes);
     own.num_hosts = Some(num_hosts);
     own.tls.clone_from(&options.tls.0.identity);
-    own.heartbeat = options.heartbeat;
-    own.dead_after = options.heartbeat * DEAD_AFTER;
+    own.set_dead_after(options.dead_after);
     own.start_within = options.start_within;
     own.max_restarts = options.max_restarts;
     let coordinator = Coordinator::start(listener, own, overseer).map_err(listen)?;

@@ -569,8 +569,8 @@ mod tests {
         assert!(sets.iter().any(|sets| sets.contains(expected)), "{sets:?}");
     }
 
-    /// 3 GiB of state, and activations of one example in 16 GiB that only pieces of the example make
-    /// smaller.
+    /// 3 GiB of state, and 14 GiB of activations of one example, which only pieces of it make
+    /// smaller, in 16 GiB.
     #[test]
     fn rows_of_layers_are_cut_where_that_helps() {
         let mut of_gpt = knobs(3 * GIB, 8);

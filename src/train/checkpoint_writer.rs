@@ -1,17 +1,12 @@
 //! The part of a checkpoint that a process writes: all of it, or its shard.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use super::processes::Processes;
 use crate::checkpoint::{
     self, CheckpointDir, HostLeaf, Location, OtherProcesses, RunRecord, SavedShard, ShardPlace,
 };
 use crate::cluster::{self, Session};
-
-/// How long processes wait for each other while they save. If one of them ends, the wait ends
-/// sooner.
-const DEADLINE: Duration = Duration::from_secs(1800);
 
 /// The part of each checkpoint that this process writes.
 #[derive(Clone)]
@@ -107,7 +102,8 @@ fn save_shard(
     leaves: &[HostLeaf],
 ) -> Result<(), checkpoint::Error> {
     let nowhere = Location::from(std::path::Path::new("the checkpoint"));
-    let place = session.get(place_key(step).as_bytes(), DEADLINE).map_err(lost(&nowhere))?;
+    let place =
+        session.get(place_key(step).as_bytes(), session.patience()).map_err(lost(&nowhere))?;
     let saved = match read_place(&place) {
         Ok(place) => place.save(leaves, process_index).map_err(|error| {
             // If the first process has failed meanwhile, it has removed the directory.
@@ -169,7 +165,8 @@ impl OtherProcesses for Others<'_> {
     fn wait(&self) -> Result<Vec<SavedShard>, checkpoint::Error> {
         let mut shards = vec![];
         for index in 1..self.num_processes {
-            let found = self.session.get(shard_key(self.step, index).as_bytes(), DEADLINE);
+            let found =
+                self.session.get(shard_key(self.step, index).as_bytes(), self.session.patience());
             let found = found.map_err(lost(&self.place))?;
             let answer: Result<Result<SavedShard, String>, _> = serde_json::from_slice(&found);
             let reason = match answer {

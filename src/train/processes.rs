@@ -11,10 +11,6 @@ use crate::cluster::{GenerationEnd, Member, Phase, Session, SlowPeer, Wish};
 use crate::observe::{FailedGeneration, Waiting, say};
 use crate::pjrt::{Placement, Process};
 
-/// How long a process waits for what another one does before the first step or while it saves. If
-/// that process ends, the wait ends sooner.
-const DEADLINE: Duration = Duration::from_secs(1800);
-
 /// The processes of a run, as one of them sees them. All launch the same programs in the same
 /// order, so whatever decides what is launched must be the same in all: it follows from the number
 /// of steps, from reduced values, or is agreed on here.
@@ -131,7 +127,7 @@ impl<'a> Processes<'a> {
                 Ok(decided)
             }
             false => {
-                let decided = session.get(key.as_bytes(), DEADLINE)?;
+                let decided = session.get(key.as_bytes(), session.patience())?;
                 serde_json::from_slice(&decided).map_err(unreadable)
             }
         }
@@ -148,7 +144,7 @@ impl<'a> Processes<'a> {
     ) -> Result<Vec<T>, Error> {
         let Some(session) = self.session() else { return Ok(vec![value]) };
         let value = serde_json::to_vec(&value).map_err(unreadable)?;
-        let values = session.gather(what, value, DEADLINE)?;
+        let values = session.gather(what, value, session.patience())?;
         values.iter().map(|value| serde_json::from_slice(value).map_err(unreadable)).collect()
     }
 }

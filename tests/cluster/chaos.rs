@@ -103,7 +103,7 @@ impl<'a> Job<'a> {
         match self.hosts {
             Some(hosts) => hosts.start(self.dir, host, self.num_processes, &args),
             None => {
-                let options = ["--heartbeat-secs", "0.5", "--max-restarts", "1000"];
+                let options = ["--dead-after-secs", "2", "--max-restarts", "1000"];
                 Running::start(self.dir, &launch(self.num_processes, &options, &args))
             }
         }

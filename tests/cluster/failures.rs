@@ -268,7 +268,7 @@ fn a_signal_saves_at_a_step_that_all_agree_on() {
     run(dir.path(), &launch(2, &[], &train(DIGITS, &SETS, &["--out", text(&whole)]))).succeeded();
 
     let args = train(DIGITS, &SETS, &["--resume", "--out", text(&stopped)]);
-    let args = launch(2, &["--heartbeat-secs", "0.2"], &args);
+    let args = launch(2, &["--dead-after-secs", "0.8"], &args);
     let mut running = Running::start(dir.path(), &args);
     running.until_step(&stopped, 20);
     let supervisor = running.child.id();

@@ -78,7 +78,7 @@ impl Hosts {
     ) -> Running {
         let index = host.to_string();
         let options = ["--hosts", "2", "--host-index", &index, "--coordinator", COORDINATOR];
-        let more = ["--heartbeat-secs", "0.5", "--max-restarts", "1000"];
+        let more = ["--dead-after-secs", "2", "--max-restarts", "1000"];
         let args = launch(num_processes, &[&options[..], &more].concat(), train);
         Running::start_on(&self.on(host), dir, &args, &[("LOCKSTEP_TOKEN", TOKEN)])
     }

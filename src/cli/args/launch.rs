@@ -29,7 +29,7 @@ pub struct LaunchArgs {
         long,
         requires = "coordinator",
         conflicts_with_all = [
-            "max_restarts", "heartbeat_secs", "stuck_after_secs", "record_dir", "tls_certificate",
+            "max_restarts", "dead_after_secs", "stuck_after_secs", "record_dir", "tls_certificate",
             "tls_key",
         ],
     )]
@@ -71,9 +71,10 @@ pub struct JobRules {
     /// Restarts in a row without a new checkpoint, after which the job fails
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub max_restarts: usize,
-    /// Seconds between two reports of a worker; without one for 4 times as long it counts as dead
-    #[arg(long, value_name = "SECS", default_value_t = 2.0)]
-    pub heartbeat_secs: f64,
+    /// Seconds without a report after which a worker, a supervisor or the coordinator counts as
+    /// dead; reports are four times as frequent. Above 8, other limits are longer in proportion
+    #[arg(long, value_name = "SECS", default_value_t = 8.0)]
+    pub dead_after_secs: f64,
     /// Seconds that a phase of a step may last, after which the process is stuck; by default 20
     /// times a step, at least 30
     #[arg(long, value_name = "SECS")]
@@ -88,6 +89,6 @@ pub struct JobRules {
 
 pub const COORDINATOR_HELP: &str = "\
 It keeps who belongs to the job, and directs the supervisors. It may run on any host that the others
-reach, needs no devices, and keeps nothing on disk: when it is started again at its address within 4
-heartbeats, the processes go on. After a longer time they end, and start again from the newest
+reach, needs no devices, and keeps nothing on disk: when it is started again at its address within
+--dead-after-secs, the processes go on. After a longer time they end, and start again from the newest
 checkpoint. It serves one job after the other until a signal ends it; that ends no job.";

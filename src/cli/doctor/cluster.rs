@@ -1,10 +1,13 @@
 //! The place of this process among those of its job, as `lockstep train` would find it.
 
+use std::collections::BTreeMap;
+
 use hlo::counted;
 use serde::Serialize;
 
 use super::findings::Diagnosis;
 use crate::cli::place::Fault;
+use crate::cluster::Limits;
 use crate::cluster::environment::{Environment, Known};
 
 /// The environment of the job. `None` for one process.
@@ -19,6 +22,9 @@ pub struct ClusterReport {
     pub num_hosts: Option<usize>,
     /// The variables that say so.
     pub from: Vec<String>,
+    /// How long a process may take, in seconds, unless the job is started with another
+    /// `--dead-after-secs`.
+    pub limits_secs: BTreeMap<&'static str, f64>,
 }
 
 impl From<Fault> for Diagnosis {
@@ -43,7 +49,19 @@ impl ClusterReport {
             num_local_processes: value(&environment.num_local_processes),
             num_hosts: Some(environment.hosts.len()).filter(|count| *count > 0),
             from,
+            limits_secs: Limits::default()
+                .rows()
+                .map(|(what, time)| (what, time.as_secs_f64()))
+                .into(),
         }
+    }
+
+    /// How long a process may take, for people.
+    pub fn times(&self) -> String {
+        let times = self.limits_secs.iter();
+        let times = times.map(|(what, secs)| format!("{} {secs} s", what.replace('_', " ")));
+        let times: Vec<_> = times.collect();
+        format!("times    {}; --dead-after-secs above 8 makes all longer", times.join(", "))
     }
 }
 
@@ -88,6 +106,11 @@ mod tests {
             line(Some(&ClusterReport::of(&environment)), None),
             "cluster  process 5 of 8, started by torchrun, coordinator node1:29500, 4 processes on \
              this host (from RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)"
+        );
+        assert_eq!(
+            ClusterReport::of(&environment).times(),
+            "times    checkpoint 900 s, compile 3600 s, end 900 s, evaluate 3600 s, first step 600 \
+             s, no report 8 s, start 600 s; --dead-after-secs above 8 makes all longer"
         );
         assert_eq!(line(None, None), "cluster  one process");
         assert_eq!(line(None, Some("RANK is \"x\"")), "cluster  unknown: RANK is \"x\"");

@@ -85,6 +85,7 @@ impl Report {
             lines.push("tpu      none".to_owned());
         }
         lines.push(cluster::line(self.cluster.as_ref(), self.obstacle.as_deref()));
+        lines.extend(self.cluster.as_ref().map(ClusterReport::times));
         for Diagnosis { what, change } in &self.findings {
             lines.push(format!("wrong    {what}"));
             lines.push(format!("         - {change}"));

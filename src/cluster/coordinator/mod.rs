@@ -32,6 +32,7 @@ use super::members::SlowPeer;
 use super::report::Report;
 use super::secret::{Secret, random_bytes};
 use super::token_tls::TokenTls;
+use super::watchdog::{DEAD_AFTER, heartbeat};
 
 /// A connection whose other end vanished is closed after two of these.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -84,8 +85,8 @@ impl CoordinatorOptions {
             secret,
             num_processes,
             num_hosts: None,
-            heartbeat: Duration::from_secs(2),
-            dead_after: Duration::from_secs(10),
+            heartbeat: heartbeat(DEAD_AFTER),
+            dead_after: DEAD_AFTER,
             grace: Duration::from_millis(300),
             start_within: Duration::from_secs(60),
             kill_within: Duration::from_secs(30),
@@ -94,6 +95,11 @@ impl CoordinatorOptions {
             max_store_bytes: 64 << 20,
             tls: None,
         }
+    }
+
+    /// The time without a report after which a process is dead; reports come often enough for it.
+    pub fn set_dead_after(&mut self, dead_after: Duration) {
+        (self.heartbeat, self.dead_after) = (heartbeat(dead_after), dead_after);
     }
 }
 

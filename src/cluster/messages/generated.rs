@@ -47,7 +47,7 @@ pub mod call_body {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReplyBody {
-    #[prost(oneof = "reply_body::Answer", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "reply_body::Answer", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub answer: ::core::option::Option<reply_body::Answer>,
 }
 /// Nested message and enum types in `ReplyBody`.
@@ -78,6 +78,8 @@ pub mod reply_body {
         Directives(super::Directives),
         #[prost(message, tag = "10")]
         Slow(super::SlowRows),
+        #[prost(message, tag = "11")]
+        Registered(super::Registered),
     }
 }
 /// A worker joins its generation. Repeated until all have joined.
@@ -333,6 +335,13 @@ pub struct AskDirectives {
 pub struct GiveUp {
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
+}
+/// A supervisor belongs to the job.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Registered {
+    /// Who is silent for this long is dead.
+    #[prost(uint64, tag = "1")]
+    pub dead_after_ms: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Done {

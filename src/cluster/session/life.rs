@@ -111,6 +111,11 @@ impl Life {
         std::mem::take(&mut lock(&self.slow).news)
     }
 
+    /// Who is silent for this long is dead.
+    pub fn dead_after(&self) -> Duration {
+        self.dead_after
+    }
+
     pub fn progress(&self) -> MutexGuard<'_, Activity> {
         lock(&self.progress)
     }

@@ -28,6 +28,7 @@ use super::awake;
 use super::members::{GenerationEnd, Peer, SlowPeer};
 use super::messages::{self as wire, Ask, MAX_REQUEST_BYTES, Named, Reply, Why};
 use super::report::{Phase, StepTimes};
+use super::watchdog::lengthened;
 use super::wish::{AgreedWish, Wish};
 use crate::pjrt::{Code, KeyValueError, KeyValueStore};
 
@@ -35,6 +36,10 @@ use crate::pjrt::{Code, KeyValueError, KeyValueStore};
 const POLL: Duration = Duration::from_secs(2);
 /// Until the coordinator says otherwise.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Processes wait this long for each other before the first step, while they save, and in a
+/// collective. Long before that, one that is gone ends the wait, and one that is stuck is found by
+/// its reports.
+const COMMON_PATIENCE: Duration = Duration::from_secs(1800);
 /// A process that fails or leaves waits this long for the coordinator.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
 /// Room for keys and names in a request.
@@ -123,6 +128,12 @@ impl Session {
             history: joined.history.iter().map(GenerationEnd::from).collect(),
             rounds: Mutex::default(),
         })))
+    }
+
+    /// How long to wait for what all processes of the job must do: 30 minutes, or more where
+    /// processes may be silent for long.
+    pub fn patience(&self) -> Duration {
+        lengthened(COMMON_PATIENCE, self.life().dead_after())
     }
 
     /// The generation, from 1.

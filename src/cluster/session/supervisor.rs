@@ -11,6 +11,7 @@ use super::{Error, PATIENCE, POLL, block, lock, result, unexpected};
 use crate::cluster::awake;
 use crate::cluster::members::Directive;
 use crate::cluster::messages::{self as wire, Ask, Reply};
+use crate::cluster::watchdog::lengthened;
 
 /// Time between two attempts to register.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -58,6 +59,8 @@ pub struct SupervisorSession {
     connection: Arc<Connection>,
     directives: Mutex<Receiver<Result<Directive, Error>>>,
     listening: AbortHandle,
+    /// The coordinator has so long for an answer.
+    patience: Duration,
 }
 
 impl Drop for SupervisorSession {
@@ -72,7 +75,7 @@ impl SupervisorSession {
     /// # Errors
     /// If nobody answers, or this supervisor contradicts the job.
     pub fn register(options: SupervisorOptions) -> Result<Self, Error> {
-        let connection = block(async move {
+        let (connection, patience) = block(async move {
             let index = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
             let ended = |&(process, exit_code): &(usize, i32)| wire::EndedRow {
                 process_index: index(process),
@@ -103,8 +106,12 @@ impl SupervisorSession {
                 })?;
                 match connection.insist(ask.clone(), Duration::ZERO, ANSWER).await {
                     Ok(reply) => {
-                        result(reply)?;
-                        return Ok(Arc::new(connection));
+                        let Reply::Registered(registered) = result(reply)? else {
+                            return Err(unexpected());
+                        };
+                        let dead_after = Duration::from_millis(registered.dead_after_ms);
+                        let patience = lengthened(PATIENCE, dead_after);
+                        return Ok((Arc::new(connection), patience));
                     }
                     // The coordinator that has opened the session is gone; another one may have its
                     // place.
@@ -118,14 +125,15 @@ impl SupervisorSession {
             }
         })?;
         let (sender, receiver) = mpsc::channel();
-        let listening = runtime()?.spawn(listen(Arc::clone(&connection), sender)).abort_handle();
-        Ok(Self { connection, directives: Mutex::new(receiver), listening })
+        let listening =
+            runtime()?.spawn(listen(Arc::clone(&connection), patience, sender)).abort_handle();
+        Ok(Self { connection, directives: Mutex::new(receiver), listening, patience })
     }
 
     /// The next thing to do, in order, each once; `None` if there was none within `timeout`.
     ///
     /// # Errors
-    /// If the coordinator does not answer for 10 s, or was started again, and after
+    /// If the coordinator does not answer for 10 s or more, or was started again, and after
     /// [`Directive::End`].
     pub fn next_directive(&self, timeout: Duration) -> Result<Option<Directive>, Error> {
         match lock(&self.directives).recv_timeout(timeout) {
@@ -141,7 +149,7 @@ impl SupervisorSession {
     /// is `None` then.
     ///
     /// # Errors
-    /// If the coordinator does not answer for 10 s.
+    /// If the coordinator does not answer for 10 s or more.
     pub fn child_ended(
         &self,
         generation: u64,
@@ -158,27 +166,31 @@ impl SupervisorSession {
     /// This supervisor cannot go on: the job ends.
     ///
     /// # Errors
-    /// If the coordinator does not answer for 10 s.
+    /// If the coordinator does not answer for 10 s or more.
     pub fn give_up(&self, reason: &str) -> Result<(), Error> {
         let ask = wire::GiveUp { reason: reason.to_owned() };
         self.ask(Ask::GiveUp(ask), Duration::ZERO).map(|_| ())
     }
 
     fn ask(&self, ask: Ask, wait: Duration) -> Result<Reply, Error> {
-        let connection = Arc::clone(&self.connection);
-        result(block(async move { connection.insist(ask, wait, PATIENCE).await })?)
+        let (connection, patience) = (Arc::clone(&self.connection), self.patience);
+        result(block(async move { connection.insist(ask, wait, patience).await })?)
     }
 }
 
 /// Passes directives on until the last.
-async fn listen(connection: Arc<Connection>, sender: Sender<Result<Directive, Error>>) {
+async fn listen(
+    connection: Arc<Connection>,
+    patience: Duration,
+    sender: Sender<Result<Directive, Error>>,
+) {
     let mut num_known = 0;
     let mut has_ended = false;
     loop {
         // The call after the last directive tells the coordinator that it has arrived.
         let wait = if has_ended { Duration::ZERO } else { POLL };
         let ask = wire::AskDirectives { num_known, wait_ms: wire::millis(wait) };
-        let answer = connection.insist(Ask::AskDirectives(ask), wait, PATIENCE).await;
+        let answer = connection.insist(Ask::AskDirectives(ask), wait, patience).await;
         if has_ended {
             return;
         }

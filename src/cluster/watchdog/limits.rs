@@ -8,6 +8,22 @@ use crate::cluster::report::Phase;
 const SHORTEST: Duration = Duration::from_secs(30);
 /// The limit in median steps.
 const STEPS: u32 = 20;
+/// Who sends no report for so many heartbeats is dead.
+const HEARTBEATS: u32 = 4;
+/// A process is dead after this time without a report, unless the user says otherwise.
+pub const DEAD_AFTER: Duration = Duration::from_secs(8);
+
+/// The time between two reports of a process that is dead after `dead_after` without one.
+pub fn heartbeat(dead_after: Duration) -> Duration {
+    dead_after / HEARTBEATS
+}
+
+/// The limit for something else in a job in which a process is dead after `dead_after`: longer in
+/// proportion if that is more than [`DEAD_AFTER`], because whatever delays reports delays other
+/// things too, and never shorter.
+pub fn lengthened(limit: Duration, dead_after: Duration) -> Duration {
+    limit.mul_f64((dead_after.as_secs_f64() / DEAD_AFTER.as_secs_f64()).max(1.0))
+}
 
 /// Limits of the watchdog.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,10 +51,17 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+        Self::new(DEAD_AFTER, None)
+    }
+}
+
+impl Limits {
+    /// Those of a job in which a process is dead after `dead_after` without a report.
+    pub fn new(dead_after: Duration, stuck_after: Option<Duration>) -> Self {
+        let minutes = |minutes: u64| lengthened(Duration::from_secs(60 * minutes), dead_after);
         Self {
-            dead_after: Duration::from_secs(10),
-            stuck_after: None,
+            dead_after,
+            stuck_after,
             first_step: minutes(10),
             start: minutes(10),
             compile: minutes(60),
@@ -48,9 +71,20 @@ impl Default for Limits {
             slow_factor: 1.3,
         }
     }
-}
 
-impl Limits {
+    /// The names and times of those that do not depend on measured steps.
+    pub fn rows(&self) -> [(&'static str, Duration); 7] {
+        [
+            ("no_report", self.dead_after),
+            ("start", self.start),
+            ("first_step", self.first_step),
+            ("compile", self.compile),
+            ("evaluate", self.evaluate),
+            ("checkpoint", self.checkpoint),
+            ("end", self.end),
+        ]
+    }
+
     /// How long `phase` may last, given the median time of a step, if any is finished. No limit is
     /// shorter than that of a step.
     pub fn of(&self, phase: Phase, median_step: Option<Duration>) -> Duration {
@@ -76,6 +110,15 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_grow_with_the_time_of_silence_and_do_not_shrink() {
+        let secs = Duration::from_secs;
+        let (short, long) = (Limits::new(secs(2), None), Limits::new(secs(24), None));
+        assert_eq!(heartbeat(short.dead_after), Duration::from_millis(500));
+        assert_eq!((short.compile, short.checkpoint), (secs(3600), secs(900)));
+        assert_eq!((long.compile, long.checkpoint), (secs(10_800), secs(2700)));
+    }
 
     #[test]
     fn limits_of_a_step_follow_measured_steps_unless_they_are_set() {

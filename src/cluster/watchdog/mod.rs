@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::report::{Phase, Report};
-pub use limits::Limits;
+pub use limits::{DEAD_AFTER, Limits, heartbeat, lengthened};
 use slow::SlowTest;
 use stuck::{Reported, Standstill, standstill};
 pub use verdict::{Culprit, Verdict, WorkerName};

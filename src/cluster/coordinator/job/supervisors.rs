@@ -62,7 +62,7 @@ impl JobState {
         }
         self.roles.insert(session, Role::Supervisor);
         self.after_children(now);
-        Reply::Done(wire::Done::default())
+        Reply::Registered(wire::Registered { dead_after_ms: wire::millis(self.options.dead_after) })
     }
 
     /// `true` if the session is a supervisor: any call is a sign of life.

@@ -38,6 +38,11 @@ fn saved(step: u64) -> wire::Heartbeat {
     wire::Heartbeat { step, saved_step: Some(step), ..Default::default() }
 }
 
+/// The answer to a supervisor that belongs to the job.
+fn registered() -> Reply {
+    Reply::Registered(wire::Registered { dead_after_ms: 10_000 })
+}
+
 impl World {
     fn new(num_processes: usize, num_hosts: Option<usize>) -> Self {
         let job = JobState::new(options(num_processes, num_hosts));
@@ -48,7 +53,7 @@ impl World {
     fn supervised(num_processes: usize, num_hosts: usize) -> Self {
         let mut world = Self::new(num_processes, Some(num_hosts));
         for host in 0..num_hosts {
-            assert_eq!(world.register(host), Reply::Done(wire::Done::default()));
+            assert_eq!(world.register(host), registered());
         }
         world
     }
@@ -530,7 +535,7 @@ fn another_supervisor_takes_the_place_of_one_that_vanished() {
     world.pass_without_the_second_host(12 * SECOND);
     world.child_ended(0, false);
     assert_eq!(world.directives().len(), 2);
-    assert_eq!(world.register_as(1, 201), Reply::Done(wire::Done::default()));
+    assert_eq!(world.register_as(1, 201), registered());
     assert_eq!(world.directives(), [start(2)]);
     assert_eq!(world.job.directives(201, 0), [start(2)], "what was before does not concern it");
     assert!(world.job.directives(101, 0).is_empty());
@@ -591,7 +596,7 @@ fn started_again(num_processes: u32, running: &[u32], ended: &[EndedRow]) -> Wor
             ended: ended.iter().copied().filter(|end| own(&end.process_index)).collect(),
         };
         let reply = world.job.register(world.now, 100 + u64::from(host), &ask);
-        assert_eq!(reply, Reply::Done(wire::Done::default()));
+        assert_eq!(reply, registered());
     }
     world
 }
@@ -680,7 +685,7 @@ fn processes_may_have_left_while_there_was_no_coordinator() {
     }
     world.pass(SECOND, &[]);
     (world.num_processes, world.num_hosts, world.num_known) = (3, 1, 0);
-    assert_eq!(world.register(0), Reply::Done(wire::Done::default()));
+    assert_eq!(world.register(0), registered());
     assert_eq!(world.directives(), [start(1)]);
 }
 
