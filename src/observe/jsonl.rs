@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -185,6 +185,10 @@ impl WholeLines {
 
 impl Append for WholeLines {
     fn append(&mut self, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
+        // What is written to a file without a name is lost without an error.
+        if self.file.metadata().is_ok_and(|found| found.nlink() == 0) {
+            return Err((0, io::Error::other("it was removed while the run writes it")));
+        }
         let mut written = 0;
         let error = loop {
             if written == bytes.len() {
@@ -455,6 +459,17 @@ mod tests {
         let error = started(dir.path()).flush().unwrap_err().to_string();
         assert!(error.contains("metrics.jsonl: File exists"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "earlier");
+    }
+
+    #[test]
+    fn a_file_that_is_removed_while_it_is_written_is_an_error_of_the_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut sink = started(dir.path());
+        sink.flush().unwrap();
+        fs::remove_file(dir.path().join(Jsonl::FILE)).unwrap();
+        sink.event(&launch(&[StepMetrics::default()], false));
+        let error = sink.flush().unwrap_err().to_string();
+        assert!(error.contains("it was removed while the run writes it"), "{error}");
     }
 
     /// A disk that is full for the first few writes.

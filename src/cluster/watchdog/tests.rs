@@ -2,7 +2,7 @@ use std::time::{Duration, Instant};
 
 use super::slow::SlowTest;
 use super::stuck::{Reported, Standstill, standstill};
-use super::{Limits, Verdict, Watchdog, WorkerName};
+use super::{DEAD_AFTER, Limits, Verdict, Watchdog, WorkerName};
 use crate::cluster::report::{Phase, Report, StepTimes};
 
 /// Seeded random numbers (SplitMix64, Steele et al. 2014).
@@ -391,9 +391,9 @@ fn the_silent_are_dead_and_nobody_else_is_blamed() {
 fn a_process_that_never_reports_is_dead_too() {
     let start = Instant::now();
     let mut watchdog = Watchdog::new(names(2), Limits::default(), start);
-    watchdog.receive(&report(reported(0, Phase::Compile, 0, 0)), start + Duration::from_secs(9));
-    assert_eq!(watchdog.verdicts(start + Duration::from_secs(10)), []);
-    let verdicts = watchdog.verdicts(start + Duration::from_secs(11));
+    watchdog.receive(&report(reported(0, Phase::Compile, 0, 0)), start + Duration::from_secs(7));
+    assert_eq!(watchdog.verdicts(start + DEAD_AFTER), []);
+    let verdicts = watchdog.verdicts(start + Duration::from_secs(9));
     assert_eq!(verdicts.len(), 1);
     assert!(matches!(&verdicts[0], Verdict::Dead { who, .. } if who.process_index == 1));
 }
