@@ -12,10 +12,10 @@
 //! the importance of initialization and momentum in deep learning", 2013).
 //!
 //! Parameters and running means in the state are those of the last outer step, the same on all
-//! replicas: evaluation, files and the proof read them. What a replica has of its own, `p_d` and the
-//! optimizer's state, are leaves with a dim over `data`. A round takes place whole between two
-//! saves, so that `p_d` means nothing to a run that is continued; the optimizer's state does, and
-//! becomes its mean on another mesh.
+//! replicas: evaluation, files and the proof read them. What a replica has of its own, `p_d` and
+//! the optimizer's state, are leaves with a dim over `data`. No save comes in the middle of a
+//! round, so that `p_d` means nothing to a run that is continued. The optimizer's state does:
+//! replicas of another mesh get its mean.
 
 use hlo::{
     Axis, AxisSet, DType, Graph, LeafSpec, OnOtherMesh, Reduction, Sharding, Tensor, Tree,
@@ -171,7 +171,8 @@ fn is_multiple<'g>(num_steps: Tensor<'g>, step: &DeclaredStep<'_>) -> Tensor<'g>
 /// An outer step, as a function of lists of tensors: what the branch of a case takes and returns.
 struct OuterStep<'a> {
     local_steps: &'a LocalSteps,
-    num_replicas: usize,
+    /// Those that take the step together.
+    num_workers: usize,
     stops: bool,
     /// The names of trained parameters, and their places among the leaves of the state.
     params: Vec<(&'a str, usize)>,
@@ -187,7 +188,7 @@ impl<'a> OuterStep<'a> {
         };
         Self {
             local_steps,
-            num_replicas: step.mesh().size(Axis::Data),
+            num_workers: step.mesh().size(Axis::Data),
             stops: step.spec.on_nonfinite == OnNonfinite::Stop,
             params: step.leaves().paths().enumerate().filter_map(of_section).collect(),
             means: step.running_means.paths().collect(),
@@ -244,7 +245,7 @@ impl<'a> OuterStep<'a> {
         let deltas = params.iter().zip(own_params).map(|(outer, own)| outer.vary(axes) - *own);
         let summed: Vec<_> = deltas.chain(own_means.iter().copied()).collect();
         let sums = t.all_reduce(&summed, Reduction::Sum, axes);
-        let averages: Vec<_> = sums.iter().map(|sum| *sum / self.num_replicas as f64).collect();
+        let averages: Vec<_> = sums.iter().map(|sum| *sum / self.num_workers as f64).collect();
         let (deltas, next_means) = averages.split_at(self.params.len());
         let all_skipped = own_skipped[0].convert(DType::I32).all_reduce(Reduction::Sum, axes);
 

@@ -56,7 +56,8 @@ impl DueSteps {
         self.proof_every > 0
     }
 
-    /// `true` if replicas have met in the last of `num_steps` steps: something may be due only then.
+    /// `true` if replicas have met in the last of `num_steps` steps. Only then may something be
+    /// due.
     pub fn have_met_after(&self, num_steps: u64) -> bool {
         num_steps.is_multiple_of(self.outer_every)
     }
