@@ -20,7 +20,6 @@ use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Traine
 use crate::cluster::Phase;
 use crate::data::{Prefetch, Prefetched, TrainBatches};
 use crate::pjrt;
-use crate::step::{METRICS, metrics_of_replicas};
 
 /// Maximum number of launches with outstanding metrics. More would not make the devices busier, and
 /// would let the host run far ahead of a step that stops the run.
@@ -308,23 +307,19 @@ impl<'a> Loop<'a> {
 
     /// Replaces the metrics of the replicas of this process by those of all.
     fn join_processes(&self, ended: &mut [EndedLaunch]) -> Result<(), Error> {
-        let results = ended.iter().flat_map(|launch| &launch.results);
-        let value = |result: &StepResult, name| result.metrics.get(name).unwrap_or(f64::NAN);
         // As bits, because JSON has no infinity.
-        let own = results.flat_map(|result| METRICS.map(|name| value(result, name).to_bits()));
-        let of_processes = self.processes.gather("metrics", own.collect::<Vec<u64>>())?;
-        let of_processes: Vec<Vec<f64>> = of_processes
-            .into_iter()
-            .map(|values| values.into_iter().map(f64::from_bits).collect())
-            .collect();
+        let bits = |values: &Vec<f64>| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let of_step = |result: &StepResult| result.of_replicas.iter().map(bits).collect::<Vec<_>>();
+        let results = ended.iter().flat_map(|launch| &launch.results);
+        let own: Vec<_> = results.map(of_step).collect();
+        let of_processes = self.processes.gather("metrics", own)?;
         let results = ended.iter_mut().flat_map(|launch| &mut launch.results);
         for (index, result) in results.enumerate() {
-            let place = index * METRICS.len()..(index + 1) * METRICS.len();
-            let of_step = of_processes.iter().map(|values| values.get(place.clone()));
-            let Some(of_step) = of_step.collect::<Option<Vec<_>>>() else { break };
-            let values = metrics_of_replicas(&of_step);
+            let of_step = of_processes.iter().filter_map(|steps| steps.get(index)).flatten();
+            let values = |bits: &Vec<u64>| bits.iter().map(|x| f64::from_bits(*x)).collect();
+            let of_replicas = of_step.map(values).collect();
             let nonfinite_replicas = std::mem::take(&mut result.nonfinite_replicas);
-            let joined = self.trainer.step_result(result.step, result.lr, &values);
+            let joined = self.trainer.step_result(result.step, result.lr, of_replicas);
             *result = StepResult { nonfinite_replicas, ..joined };
         }
         Ok(())

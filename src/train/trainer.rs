@@ -95,6 +95,9 @@ pub struct StepResult {
     pub nonfinite_leaf: Option<String>,
     /// All that the program computes: [`COMPUTED_METRICS`].
     pub metrics: MetricValues,
+    /// In a run with local steps what each replica of this process has measured, of which `metrics`
+    /// is the whole: values of [`METRICS`](crate::step::METRICS).
+    pub of_replicas: Vec<Vec<f64>>,
 }
 
 impl StepResult {
@@ -382,13 +385,17 @@ impl Trainer {
         let PendingSteps { first, rates, metrics, replica_loss, .. } = pending;
         // The copy is not requested earlier, because XLA's CPU backend would block there until the
         // step ends.
-        let metrics = match self.takes_local_steps {
-            true => self.metrics_of_own_replicas(&metrics)?,
-            false => metrics.first_to_host()?.wait()?.to_f64(),
+        let of_replicas: Vec<Vec<f64>> = match self.takes_local_steps {
+            true => {
+                let read = |replica| Ok(metrics.read(replica)?.to_f64());
+                metrics.placement().replicas().map(read).collect::<Result<_, Error>>()?
+            }
+            false => vec![metrics.first_to_host()?.wait()?.to_f64()],
         };
-        let steps = rates.into_iter().zip(metrics.chunks(COMPUTED_METRICS.len())).enumerate();
-        let result = |(i, (lr, values)): (usize, (f64, &[f64]))| {
-            let mut result = self.step_result(first + i as u64, lr, values);
+        let result = |(i, lr): (usize, f64)| {
+            let place = i * COMPUTED_METRICS.len()..(i + 1) * COMPUTED_METRICS.len();
+            let values = of_replicas.iter().map(|values| values[place.clone()].to_vec());
+            let mut result = self.step_result(first + i as u64, lr, values.collect());
             if !result.is_finite() {
                 for replica in replica_loss.placement().replicas() {
                     if !replica_loss.read(replica)?.to_f64()[i].is_finite() {
@@ -398,14 +405,18 @@ impl Trainer {
             }
             Ok(result)
         };
-        steps.map(result).collect()
+        rates.into_iter().enumerate().map(result).collect()
     }
 
-    /// The metrics of a step, from what the program computes: values of
-    /// [`METRICS`](crate::step::METRICS).
-    pub(super) fn step_result(&self, step: u64, lr: f64, values: &[f64]) -> StepResult {
+    /// The metrics of a step, from what the program computes on each replica that has values of its
+    /// own: those of [`METRICS`](crate::step::METRICS).
+    pub(super) fn step_result(&self, step: u64, lr: f64, of_replicas: Vec<Vec<f64>>) -> StepResult {
+        let values = match &of_replicas[..] {
+            [only] => only.clone(),
+            many => metrics_of_replicas(&many.iter().map(Vec::as_slice).collect::<Vec<_>>()),
+        };
         let names = COMPUTED_METRICS.iter().map(|computed| &computed.metric);
-        let metrics: MetricValues = names.zip(values.iter().copied()).collect();
+        let metrics: MetricValues = names.zip(values).collect();
         let value = |name| metrics.get(name).unwrap_or(f64::NAN);
         let place = (value(NONFINITE_LEAF) as usize).checked_sub(1);
         let nonfinite_leaf = place.and_then(|place| self.state.specs().paths().nth(place));
@@ -418,21 +429,8 @@ impl Trainer {
             nonfinite_replicas: vec![],
             nonfinite_leaf: nonfinite_leaf.map(str::to_owned),
             metrics,
+            of_replicas: if self.takes_local_steps { of_replicas } else { vec![] },
         }
-    }
-
-    /// The metrics of the steps of a launch, of the replicas of this process together.
-    fn metrics_of_own_replicas(&self, metrics: &Buffers) -> Result<Vec<f64>, Error> {
-        let read = |replica| Ok(metrics.read(replica)?.to_f64());
-        let replicas = metrics.placement().replicas().map(read);
-        let of_replicas: Vec<Vec<f64>> = replicas.collect::<Result<_, Error>>()?;
-        let num_metrics = COMPUTED_METRICS.len();
-        let num_values = of_replicas.first().map_or(0, Vec::len);
-        let of_step = |start: usize| {
-            let of_replicas = of_replicas.iter().map(|values| &values[start..start + num_metrics]);
-            metrics_of_replicas(&of_replicas.collect::<Vec<_>>())
-        };
-        Ok((0..num_values).step_by(num_metrics).flat_map(of_step).collect())
     }
 
     /// Waits until all launches have ended.
