@@ -166,12 +166,13 @@ fn update(
         let next = context.params.map(|path, param| *param + updates[path]);
         let mut next = next.prefixed("params");
         next.extend(state.prefixed("opt_state"));
-        let norm = global_norm(&mean).filter(|_| form != Form::Alone);
+        let norm = global_norm(&mean, &context.specs).filter(|_| form != Form::Alone);
         let mut apply = norm.map(|norm| norm.is_finite());
         if let (Some(is_mean_finite), Form::Tested) = (apply, form) {
             let next_if = |apply| recompute_if(apply, &next, &mean, &totals, scale);
-            let finite =
-                first_nonfinite(t, &next_if(is_mean_finite)).equal(0.0).and(is_mean_finite);
+            let finite = first_nonfinite(t, &next_if(is_mean_finite), AxisSet::EMPTY)
+                .equal(0.0)
+                .and(is_mean_finite);
             apply = Some(finite);
             next = next_if(finite);
         }

@@ -49,6 +49,9 @@ pub enum OnOtherMesh {
     /// The first dim of a row counts replicas, and only the sum over them matters: each gets an
     /// equal share of it.
     SumThenSplit,
+    /// The first dim of a row counts replicas, each with a value of its own: each gets the mean of
+    /// those that were saved.
+    Mean,
     /// It starts as zeros again.
     Restart,
 }
@@ -123,6 +126,24 @@ impl LeafSpec {
             num_stacked: self.num_stacked,
             ..row
         }
+    }
+
+    /// A leaf with a value like this one for each replica along `axis`, which cuts the first dim of
+    /// its rows.
+    ///
+    /// ```
+    /// use hlo::{Axis, DType, LeafSpec, Mesh, OnOtherMesh};
+    ///
+    /// let weight = LeafSpec::replicated(DType::F32, &[64, 10]);
+    /// let each = weight.of_each_replica(&Mesh::data(4), Axis::Data, OnOtherMesh::Mean);
+    /// assert_eq!(each.to_string(), "f32[4, 64, 10]{dim 0 over {data}}");
+    /// ```
+    #[must_use]
+    pub fn of_each_replica(&self, mesh: &Mesh, axis: Axis, on_other_mesh: OnOtherMesh) -> Self {
+        let row = self.row();
+        let sharding = Sharding::new(&[&[axis.into()], row.sharding.dims()].concat());
+        let dims = [&[mesh.size(axis)], &row.dims[..]].concat();
+        self.with_row(Self { dims, sharding, on_other_mesh, ..row })
     }
 
     /// One row of a stacked leaf. The leaf itself if it is not stacked.

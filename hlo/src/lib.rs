@@ -73,5 +73,5 @@ pub use tensor::{Tensor, Tracer, trace};
 pub use transfers::{Transfer, transfers};
 pub use tree::Tree;
 pub use types::TensorType;
-pub use verify::{VerifyError, verify};
+pub use verify::{VerifyError, unconditional_collectives, verify};
 pub use window::WindowDim;

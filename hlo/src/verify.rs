@@ -141,6 +141,16 @@ fn all_collective_axes(op: &Op) -> AxisSet {
     inner.fold(op.collective_axes(), |all, node| all | all_collective_axes(&node.op))
 }
 
+/// The axes of the collectives that each run of a graph executes: those that stand in no branch of
+/// a case.
+pub fn unconditional_collectives(graph: &Graph) -> AxisSet {
+    let nodes = graph.nodes().iter().filter(|node| !matches!(node.op, Op::Case { .. }));
+    nodes.fold(AxisSet::EMPTY, |all, node| {
+        let inner = node.op.regions().into_iter().map(unconditional_collectives);
+        inner.fold(all | node.op.collective_axes(), |all, axes| all | axes)
+    })
+}
+
 fn unique<'a>(
     names: impl Iterator<Item = &'a String>,
     kind: &'static str,

@@ -135,8 +135,11 @@ impl Checkpoint {
         }
         if let Some(saved) = self.on_another_mesh(path, spec) {
             return match spec.on_other_mesh {
-                OnOtherMesh::SumThenSplit => self.shares((path, spec), &saved, start, dims),
-                _ => Ok(Literal::zeros(spec.dtype, dims)),
+                OnOtherMesh::SumThenSplit => {
+                    self.shares((path, spec), &saved, spec.row().dims[0], start, dims)
+                }
+                OnOtherMesh::Mean => self.shares((path, spec), &saved, saved.dims[0], start, dims),
+                OnOtherMesh::Exact | OnOtherMesh::Restart => Ok(Literal::zeros(spec.dtype, dims)),
             };
         }
         let regions = regions(&self.specs, &self.rows, (path, spec), start, dims);
@@ -182,7 +185,9 @@ impl Checkpoint {
             let found = &self.rows.get(path).ok_or_else(|| self.missing(path))?.spec;
             let dims = |spec: &LeafSpec| match spec.on_other_mesh {
                 OnOtherMesh::Exact => spec.dims.clone(),
-                OnOtherMesh::SumThenSplit => spec.dims.get(1..).unwrap_or_default().to_vec(),
+                OnOtherMesh::SumThenSplit | OnOtherMesh::Mean => {
+                    spec.dims.get(1..).unwrap_or_default().to_vec()
+                }
                 OnOtherMesh::Restart => vec![],
             };
             let found_dims = dims(&LeafSpec { on_other_mesh: spec.on_other_mesh, ..found.clone() });
@@ -261,12 +266,13 @@ impl Checkpoint {
         differs.then(|| saved.clone())
     }
 
-    /// The rectangle of a leaf that gives each of its replicas an equal share of the sum over those
-    /// of `saved`, a row as it was saved.
+    /// The rectangle of a leaf that gives each of its replicas the sum over those of `saved`, a row
+    /// as it was saved, divided by `num_shares`.
     fn shares(
         &self,
         (path, spec): (&str, &LeafSpec),
         saved: &LeafSpec,
+        num_shares: usize,
         start: &[usize],
         dims: &[usize],
     ) -> Result<Literal, Error> {
@@ -284,7 +290,7 @@ impl Checkpoint {
         let mut shares = vec![];
         for of_row in all.chunks((num_saved * size).max(1)) {
             let terms = |i| of_row.iter().skip(i).step_by(size.max(1));
-            let share = |i| terms(i).sum::<f64>() / spec.dims[at] as f64;
+            let share = |i| terms(i).sum::<f64>() / num_shares as f64;
             let of_replica: Vec<f64> = (0..size).map(share).collect();
             shares.extend(of_replica.repeat(dims[at]));
         }

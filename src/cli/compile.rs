@@ -40,6 +40,7 @@ pub fn run(args: &CompileArgs) -> Result<ExitCode> {
     if step.run.plan.mesh.size(Axis::Tensor) > 1 {
         step.warn_of_distant_layers(&step.measure()?.timeline, &target);
     }
+    say_outer_steps(&step.loaded.config);
     let mut report = step.compile(&target, args.dump.as_deref())?;
     if step.run.attention == AttentionKernels::Cudnn && report.num_cudnn_calls == 0 {
         say(
@@ -61,6 +62,21 @@ pub fn run(args: &CompileArgs) -> Result<ExitCode> {
         print_line(&report.to_string())?;
     }
     Ok(if report.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Says which step is meant where not all are alike.
+pub(super) fn say_outer_steps(config: &Config) {
+    let every = config.sync.every;
+    if config.sync.is_local() {
+        say(&format!(
+            "sync.every = {every}: what follows is about an outer step; between two of them \
+             {} no bytes between replicas along mesh.data",
+            match every - 1 {
+                1 => "a step sends".to_owned(),
+                others => format!("{others} steps send"),
+            }
+        ));
+    }
 }
 
 /// Compiles what is advised. What does not fit is followed by what is advised then, until something

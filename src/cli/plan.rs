@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use hlo::counted;
 
 use super::args::PlanArgs;
-use super::compile::Steps;
+use super::compile::{Steps, say_outer_steps};
 use super::fabric::{measured_network, with_fabric};
 use super::output::OutputFile;
 use super::report::RunFiles;
@@ -42,6 +42,7 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
 fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
     let config_args = with_fabric(&args.config, args.fabric.as_deref())?;
     let config = Config::load(&config_args.config, &config_args.sets())?;
+    say_outer_steps(&config);
     let (mut scenario, failures) = scenario(args)?;
     if scenario.network.is_none() {
         scenario.network = measured_network(&config.parallel)?;

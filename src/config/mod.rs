@@ -50,6 +50,7 @@ mod sections;
 mod shape;
 mod shorten;
 mod span;
+mod sync;
 mod table;
 mod train;
 
@@ -91,6 +92,7 @@ pub use shape::{
 };
 pub use shorten::{shorten, shorten_words};
 pub use span::Span;
+pub use sync::SyncConfig;
 pub use table::{ColumnEncoding, ColumnNames, MissingValues, TableConfig};
 pub use train::{
     BatchSize, ClassWeights, Length, LossConfig, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, OnNonfinite,
@@ -123,6 +125,8 @@ pub struct Config {
     pub mesh: MeshConfig,
     /// `[parallel]`.
     pub parallel: ParallelConfig,
+    /// `[sync]`.
+    pub sync: SyncConfig,
     /// `[device]`.
     pub device: DeviceConfig,
     /// `[compile]`.
@@ -138,7 +142,7 @@ pub struct Config {
 }
 
 /// All sections.
-const SECTIONS: [SectionInfo; 13] = [
+const SECTIONS: [SectionInfo; 14] = [
     info::<ModelConfig>(),
     info::<DataConfig>(),
     info::<TrainConfig>(),
@@ -146,6 +150,7 @@ const SECTIONS: [SectionInfo; 13] = [
     info::<ScheduleConfig>(),
     info::<MeshConfig>(),
     info::<ParallelConfig>(),
+    info::<SyncConfig>(),
     info::<DeviceConfig>(),
     info::<CompileConfig>(),
     info::<CheckpointConfig>(),
@@ -249,6 +254,8 @@ impl Config {
             train.insert("batch_per_replica".to_owned(), 1.into());
             train.remove("steps_per_launch");
         }
+        // Evaluation reads parameters after an outer step, on any mesh.
+        keys.remove("sync");
         // Evaluation normalizes with running means, whatever the groups were.
         if let Some(group) = keys.get_mut("model").and_then(|model| model.get_mut(NORM_GROUP)) {
             *group = 1.into();
@@ -343,6 +350,7 @@ impl Config {
         let schedule = read_section(file, errors);
         let mesh: Option<MeshConfig> = read_section(file, errors);
         let parallel: Option<ParallelConfig> = read_section(file, errors);
+        let sync: Option<SyncConfig> = read_section(file, errors);
         let device: Option<DeviceConfig> = read_section(file, errors);
         let compile = read_section(file, errors);
         let checkpoint = read_section(file, errors);
@@ -358,6 +366,11 @@ impl Config {
         }
         if let (Some(parallel), Some(mesh)) = (&parallel, &mesh) {
             parallel_keys::check(parallel, mesh, errors);
+        }
+        if let (Some(sync), Some(mesh), Some(parallel)) = (sync, &mesh, &parallel)
+            && let Some(optimizer) = &optimizer
+        {
+            sync::check(sync, (mesh, parallel), optimizer, errors);
         }
         if let (Some(train), Some(mesh)) = (&train, &mesh) {
             check_launches(train, mesh, errors);
@@ -381,6 +394,7 @@ impl Config {
             schedule: schedule?,
             mesh: mesh?,
             parallel: parallel?,
+            sync: sync?,
             device: device?,
             compile: compile?,
             checkpoint: checkpoint?,

@@ -46,9 +46,9 @@ impl Transformation for Clip {
         &self,
         updates: Tree<Tensor<'g>>,
         _state: &mut Tree<Tensor<'g>>,
-        _context: &Context<'g>,
+        context: &Context<'g>,
     ) -> Tree<Tensor<'g>> {
-        let Some(norm) = global_norm(&updates) else { return updates };
+        let Some(norm) = global_norm(&updates, &context.specs) else { return updates };
         // Exactly 1 below the limit, so that nothing is rounded.
         let scale = self.max_norm / norm.maximum(self.max_norm);
         updates.map(|_, update| *update * scalar_for(scale, *update))

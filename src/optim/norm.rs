@@ -2,14 +2,9 @@
 
 use hlo::{AxisSet, LeafSpec, Reduction, Tensor, Tree};
 
-/// `sum x^2` of a leaf: a scalar of dtype f32 or wider. The sum includes all shards of a sharded
-/// leaf, so the norm does not depend on the number of replicas.
-fn squared_norm(leaf: Tensor<'_>) -> Tensor<'_> {
-    squared_norms(leaf, 0, leaf.varying())
-}
-
-/// The same of each row of a leaf with this many stacked dims, `[stack sizes]`, of which each
-/// replica along `axes` has a piece.
+/// `sum x^2` of each row of a leaf with this many stacked dims: `[stack sizes]`, a scalar for none,
+/// of dtype f32 or wider. Each replica along `axes` has a piece of the rows. The sum includes all
+/// pieces, so the norm does not depend on the number of replicas.
 fn squared_norms(leaf: Tensor<'_>, num_stacked: usize, axes: AxisSet) -> Tensor<'_> {
     let wide = leaf.convert(leaf.dtype().accumulation());
     let local = (wide * wide).reduce_sum(&(num_stacked..leaf.rank()).collect::<Vec<_>>());
@@ -21,12 +16,17 @@ fn squared_norms(leaf: Tensor<'_>, num_stacked: usize, axes: AxisSet) -> Tensor<
 pub(super) fn param_norm<'g>(leaf: Tensor<'g>, spec: &LeafSpec) -> Tensor<'g> {
     let stages = spec.sharding.dims()[..spec.num_stacked].iter();
     let stages = stages.fold(AxisSet::EMPTY, |all, axes| all | *axes);
-    squared_norms(leaf, spec.num_stacked, leaf.varying().minus(stages)).sqrt()
+    squared_norms(leaf, spec.num_stacked, spec.sharding.varying().minus(stages)).sqrt()
 }
 
-/// The norm of all leaves together; see `squared_norm`. `None` for an empty tree.
-pub fn global_norm<'g>(leaves: &Tree<Tensor<'g>>) -> Option<Tensor<'g>> {
-    let squares = leaves.values().map(|leaf| squared_norm(*leaf));
+/// The norm of all leaves together, a scalar of dtype f32 or wider; `None` for an empty tree. The
+/// pieces that replicas have of a leaf are those of its specification, or else those along which
+/// its tensor varies.
+pub fn global_norm<'g>(leaves: &Tree<Tensor<'g>>, specs: &Tree<LeafSpec>) -> Option<Tensor<'g>> {
+    let squares = leaves.iter().map(|(path, leaf)| {
+        let cut = specs.get(path).map_or(leaf.varying(), |spec| spec.sharding.varying());
+        squared_norms(*leaf, 0, cut)
+    });
     squares.reduce(|sum, square| sum + square.convert(sum.dtype())).map(Tensor::sqrt)
 }
 

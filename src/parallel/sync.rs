@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hlo::{Axis, AxisSet, LeafSpec, OnOtherMesh, Reduction, Sharding, Tensor};
+use hlo::{Axis, AxisSet, LeafSpec, OnOtherMesh, Reduction, Tensor};
 
 use super::ParallelPlan;
 
@@ -70,12 +70,7 @@ pub(super) const RESIDUAL: &str = "residual";
 /// feedback of Karimireddy, Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other
 /// gradient compression schemes" (2019).
 pub(super) fn residual(param: &LeafSpec, plan: &ParallelPlan) -> LeafSpec {
-    let row = param.row();
-    let dims = [&[plan.mesh.size(Axis::Data)], &row.dims[..]].concat();
-    let cut = [&[Axis::Data.into()], row.sharding.dims()].concat();
-    let leaf = LeafSpec::new(param.dtype, &dims, Sharding::new(&cut));
-    let on_other_mesh = OnOtherMesh::SumThenSplit;
-    param.with_row(LeafSpec { is_padded: param.is_padded, on_other_mesh, ..leaf })
+    param.of_each_replica(&plan.mesh, Axis::Data, OnOtherMesh::SumThenSplit)
 }
 
 /// A sum over `data` with error feedback, and in full over the other axes, where gradients are

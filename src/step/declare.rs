@@ -13,7 +13,7 @@ use models::{
     Scope, TensorUse, Training,
 };
 
-use super::{BATCH, NUM_SKIPPED, STEP, StateSection, StepError, ema_path};
+use super::{BATCH, LocalSteps, NUM_SKIPPED, STEP, StateSection, StepError, ema_path, local};
 use crate::config::OnNonfinite;
 use crate::optim::{Mask, Transformation};
 use crate::parallel::{ParallelPlan, Synchronize, UseDTypes};
@@ -50,6 +50,8 @@ pub struct StepSpec<'a> {
     pub gather_mask: &'a Mask,
     /// How gradients are summed over the replicas.
     pub synchronize: &'a dyn Synchronize,
+    /// The steps that replicas along `data` take on their own, if they do.
+    pub local_steps: Option<LocalSteps>,
     /// The action when the loss, a gradient or the next state is not finite.
     pub on_nonfinite: OnNonfinite,
     /// The kernels that layers call for attention.
@@ -101,13 +103,17 @@ impl<'a> StepSpec<'a> {
         });
         self.optimizer.check(&params)?;
         self.gather_mask.check(&params)?;
-        let opt_state = self.optimizer.init(&params);
+        let mut opt_state = self.optimizer.init(&params);
         let comm = params.iter().flat_map(|(path, param)| {
             let kinds = self.synchronize.comm(param, &self.plan);
             kinds.into_iter().map(move |(kind, leaf)| (format!("{kind}.{path}"), leaf))
         });
-        let comm: Tree<_> = comm.collect();
+        let mut comm: Tree<_> = comm.collect();
         let model_state = running_means.map(|_, mean| mean.leaf());
+        if self.local_steps.is_some() {
+            comm.extend(local::comm(self, &params, &model_state));
+            opt_state = opt_state.map(|_, leaf| local::of_each_replica(self, leaf));
+        }
         let mut leaves = StateSection::Params.paths(params);
         leaves.extend(StateSection::ModelState.paths(model_state));
         leaves.extend(StateSection::OptState.paths(opt_state));
@@ -122,6 +128,11 @@ impl<'a> StepSpec<'a> {
     pub(super) fn layer_options(&self) -> LayerOptions {
         let ParallelPlan { rows, pipeline, .. } = self.plan;
         LayerOptions { attention: self.attention, rows, pipeline_chunks: pipeline.num_chunks }
+    }
+
+    /// The axes along which replicas train on their own between outer steps.
+    pub(super) fn own_axes(&self) -> AxisSet {
+        self.local_steps.map_or(AxisSet::EMPTY, |_| Axis::Data.into())
     }
 
     /// Examples of one step on one replica.

@@ -9,16 +9,17 @@
 //! then would need the memory of a second state. Instead the update's elementwise ops run twice,
 //! and the state is updated in place.
 
-use hlo::{DType, Reduction, Tensor, TensorType, Tracer, Tree};
+use hlo::{AxisSet, DType, Reduction, Tensor, TensorType, Tracer, Tree};
 
 use super::StateSection;
 
 /// 1 plus the index of the first leaf of `next` with a value that is not finite, or 0 if all values
-/// are finite: an i32 scalar, the same on every replica.
+/// are finite: an i32 scalar, the same on every replica but along `own`, where each replica decides
+/// for itself.
 ///
 /// The leaves of one parameter are computed from the same values, so they are tested together,
 /// which reads these values once.
-pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>) -> Tensor<'g> {
+pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>, own: AxisSet) -> Tensor<'g> {
     let mut groups: Vec<Group<'_, 'g>> = vec![];
     for (place, (path, leaf)) in next.iter().enumerate() {
         let (parameter, ty) = (StateSection::parameter(path).unwrap_or(path), leaf.ty());
@@ -40,9 +41,10 @@ pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>) -> Tensor<'g>
             leaf.is_finite().select(codes, like_leaf(code))
         });
         let here = codes.reduce_max(&(0..group.ty.rank()).collect::<Vec<_>>());
-        let everywhere = match group.ty.varying.is_empty() {
+        let axes = group.ty.varying.minus(own);
+        let everywhere = match axes.is_empty() {
             true => here,
-            false => here.all_reduce(Reduction::Max, group.ty.varying),
+            false => here.all_reduce(Reduction::Max, axes),
         };
         let among_all = leaves().fold(none, |among_all, (code, (place, _))| {
             let code_among_all = t.scalar(DType::I32, num_leaves - *place as f64);

@@ -4,10 +4,13 @@ use hlo::random::Key;
 use hlo::{DType, Tensor, TensorType, Tracer, Tree};
 use models::{Batch, Training};
 
-use super::{NUM_SKIPPED, SEED, STEP, StateSection, StepSpec};
+use super::{DeclaredStep, NUM_SKIPPED, SEED, STEP, StateSection, local};
 
 /// The inputs shared by loss, gradient and step.
 pub(super) struct StepInputs<'g> {
+    /// The leaves of the state.
+    pub leaves: Tree<Tensor<'g>>,
+    /// The leaves that the step reads: of a replica's own in a run with local steps.
     pub state: Tree<Tensor<'g>>,
     pub step: Tensor<'g>,
     pub num_skipped: Tensor<'g>,
@@ -16,15 +19,20 @@ pub(super) struct StepInputs<'g> {
 }
 
 impl<'g> StepInputs<'g> {
-    pub fn new(t: &'g Tracer, spec: &StepSpec<'_>, types: &Tree<TensorType>) -> Self {
-        let state = types.map(|path, ty| t.input(path, ty.clone()));
+    pub fn new(t: &'g Tracer, declared: &DeclaredStep<'_>, types: &Tree<TensorType>) -> Self {
+        let spec = &declared.spec;
+        let leaves = types.map(|path, ty| t.input(path, ty.clone()));
+        let state = match spec.local_steps {
+            None => leaves.clone(),
+            Some(_) => local::begin(declared, &leaves),
+        };
         let (step, num_skipped) = (state[STEP], state[NUM_SKIPPED]);
         let seed = t.input(SEED, TensorType::new(DType::U32, &[2]));
         let batch = spec.batch_inputs(t, spec.batch_per_replica());
         let shard = t.replica_id(spec.plan.batch_axes());
         let first_example = shard * spec.batch_per_replica() as f64;
         let training = spec.training(Key::from_seed(seed).fold_in(step), first_example);
-        Self { training, state, step, num_skipped, batch }
+        Self { training, leaves, state, step, num_skipped, batch }
     }
 
     pub fn params(&self) -> Tree<Tensor<'g>> {

@@ -23,11 +23,26 @@ pub(super) struct StepValues<'g> {
 pub struct ComputedMetric {
     /// Its name, and what sinks do with it.
     pub metric: Metric,
+    /// What replicas that train on their own report together.
+    pub of_replicas: OfReplicas,
     pub(super) value: for<'g> fn(&StepValues<'g>) -> Tensor<'g>,
+}
+
+/// What becomes of a metric's values on replicas that train on their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OfReplicas {
+    /// Their mean, weighted by the examples.
+    Mean,
+    /// Their sum.
+    Sum,
+    /// The greatest.
+    Max,
 }
 
 /// The norm of the whole gradient, before clipping.
 pub const GRAD_NORM: &str = "grad_norm";
+/// The weight of the global batch.
+const WEIGHT: &str = "weight";
 /// Which leaf is not finite.
 pub const NONFINITE_LEAF: &str = "nonfinite_leaf";
 
@@ -36,19 +51,27 @@ pub const NONFINITE_LEAF: &str = "nonfinite_leaf";
 pub const COMPUTED_METRICS: &[ComputedMetric] = &[
     ComputedMetric {
         metric: Metric::number(Metric::LOSS).on_terminal(4),
+        of_replicas: OfReplicas::Mean,
         value: |measured| measured.loss,
     },
-    ComputedMetric { metric: Metric::number(GRAD_NORM), value: |measured| measured.grad_norm },
     ComputedMetric {
-        metric: Metric::number("weight").unwritten(),
+        metric: Metric::number(GRAD_NORM),
+        of_replicas: OfReplicas::Mean,
+        value: |measured| measured.grad_norm,
+    },
+    ComputedMetric {
+        metric: Metric::number(WEIGHT).unwritten(),
+        of_replicas: OfReplicas::Sum,
         value: |measured| measured.weight,
     },
     ComputedMetric {
         metric: Metric::count(Metric::NUM_SKIPPED),
+        of_replicas: OfReplicas::Sum,
         value: |measured| measured.num_skipped,
     },
     ComputedMetric {
         metric: Metric::count(NONFINITE_LEAF).unwritten(),
+        of_replicas: OfReplicas::Max,
         value: |measured| measured.nonfinite_leaf,
     },
 ];
@@ -63,3 +86,26 @@ pub const METRICS: [&str; COMPUTED_METRICS.len()] = {
     }
     names
 };
+
+/// The metrics of a step of replicas that train on their own, from those of each: values of
+/// [`METRICS`], in order.
+///
+/// ```
+/// use lockstep::step::metrics_of_replicas;
+///
+/// let [one, other] = [[1.0, 0.5, 3.0, 1.0, 0.0], [5.0, 0.5, 1.0, 0.0, 7.0]];
+/// assert_eq!(metrics_of_replicas(&[&one, &other]), [2.0, 0.5, 4.0, 1.0, 7.0]);
+/// ```
+pub fn metrics_of_replicas(values: &[&[f64]]) -> Vec<f64> {
+    let place = METRICS.iter().position(|name| *name == WEIGHT);
+    let weight = |of: &[f64]| place.map_or(1.0, |place| of[place]);
+    let total_weight: f64 = values.iter().map(|of| weight(of)).sum();
+    let of_replicas = |(place, computed): (usize, &ComputedMetric)| match computed.of_replicas {
+        OfReplicas::Mean => {
+            values.iter().map(|of| of[place] * weight(of)).sum::<f64>() / total_weight
+        }
+        OfReplicas::Sum => values.iter().map(|of| of[place]).sum(),
+        OfReplicas::Max => values.iter().map(|of| of[place]).fold(f64::NEG_INFINITY, f64::max),
+    };
+    COMPUTED_METRICS.iter().enumerate().map(of_replicas).collect()
+}

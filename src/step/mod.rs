@@ -20,6 +20,7 @@ mod forward;
 mod gather;
 mod init;
 mod inputs;
+mod local;
 mod metrics;
 mod pipeline;
 mod proof;
@@ -38,7 +39,11 @@ pub use finite::{first_nonfinite, recompute_if};
 pub use forward::{Forward, trace_forward};
 pub use gather::trace_gather;
 pub use init::trace_init;
-pub use metrics::{COMPUTED_METRICS, ComputedMetric, GRAD_NORM, METRICS, NONFINITE_LEAF};
+pub use local::LocalSteps;
+pub use metrics::{
+    COMPUTED_METRICS, ComputedMetric, GRAD_NORM, METRICS, NONFINITE_LEAF, OfReplicas,
+    metrics_of_replicas,
+};
 pub use proof::trace_proof;
 pub use repeat::repeat_step;
 pub use section::StateSection;
@@ -60,6 +65,13 @@ pub enum StepError {
     /// The optimizer does not fit the model.
     #[error(transparent)]
     Optimizer(#[from] InvalidPattern),
+    /// Replicas that take local steps would wait for each other in each of them.
+    #[error(
+        "with sync.every above 1 replicas along mesh.data do not communicate between outer steps, \
+         but a layer of the model does: batch norm over examples of several replicas; set \
+         model.batch_norm_group so that a group is on one replica, or sync.every = 1"
+    )]
+    LocalCollective,
     /// A parameter cannot be sharded as its layout requires.
     #[error("the parameter `{path}` cannot be sharded: {source}")]
     Shard {

@@ -10,7 +10,7 @@ use super::metrics::{COMPUTED_METRICS, StepValues};
 use super::pipeline::Pipeline;
 use super::{
     DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED, REPLICA_LOSS, STEP, StateSection,
-    StepError, StepSpec,
+    StepError, StepSpec, local,
 };
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
@@ -22,10 +22,11 @@ use crate::optim::{Context, global_norm};
 pub fn trace_loss(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let (spec, types) = (&step.spec, without_optimizer(step.types()));
     step.finish(trace(spec.plan.mesh, |t| {
-        let inputs = StepInputs::new(t, spec, &types);
+        let inputs = StepInputs::new(t, step, &types);
         let params = step.params_in_step(&inputs.params());
         let sums = Sequential.sums(step, &inputs, &params, false);
-        t.output("loss", global(spec, sums.loss) / global(spec, sums.weight));
+        let loss = global(spec, sums.loss) / global(spec, sums.weight);
+        t.output_varying("loss", loss, spec.own_axes());
     })?)
 }
 
@@ -37,9 +38,9 @@ pub fn trace_loss(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 pub fn trace_grad(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let types = without_optimizer(step.types());
     step.finish(trace(step.mesh(), |t| {
-        let inputs = StepInputs::new(t, &step.spec, &types);
+        let inputs = StepInputs::new(t, step, &types);
         let gradients = gradients(step, &inputs);
-        t.output("loss", gradients.loss);
+        t.output_varying("loss", gradients.loss, step.spec.own_axes());
         for ((path, gradient), param) in gradients.mean.iter().zip(inputs.params().values()) {
             t.output_varying(format!("gradients.{path}"), *gradient, param.varying());
         }
@@ -55,8 +56,12 @@ pub fn trace_grad(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 /// decide alike. `replica_loss` is each replica's own mean loss, not reduced: it shows which
 /// replica was not finite.
 ///
+/// With [`StepSpec::local_steps`] each replica along `data` decides for itself, and `metrics` are
+/// its own.
+///
 /// # Errors
-/// If the model does not trace or would lose lockstep.
+/// If the model does not trace or would lose lockstep, or if replicas that take local steps would
+/// wait for each other in each.
 pub fn trace_step(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     step.finish(step_as_traced(step)?)
 }
@@ -64,13 +69,15 @@ pub fn trace_step(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 /// [`trace_step`] before the graph is simplified.
 pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     let spec = &step.spec;
-    Ok(trace(spec.plan.mesh, |t| {
-        let inputs = StepInputs::new(t, spec, step.types());
+    let own_axes = spec.own_axes();
+    let graph = trace(spec.plan.mesh, |t| {
+        let inputs = StepInputs::new(t, step, step.types());
         let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));
         let gradients = gradients(step, &inputs);
         let Gradients { loss, weight, replica_loss, .. } = gradients;
+        let specs = StateSection::Params.leaves(step.leaves());
         let no_parameters = || t.scalar(spec.precision.params, 0.0);
-        let grad_norm = global_norm(&gradients.mean).unwrap_or_else(no_parameters);
+        let grad_norm = global_norm(&gradients.mean, &specs).unwrap_or_else(no_parameters);
 
         let next = next_state(step, &inputs, learning_rate, &gradients);
         let Gradients { totals, mean, scale, .. } = &gradients;
@@ -80,28 +87,40 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
         // gradient is known, compilers would overlap the all_reduces with the tests instead of the
         // backward pass. The barriers keep XLA's CPU backend from computing `apply` again for each
         // leaf, from the tests of all leaves.
-        let nonfinite_leaf = first_nonfinite(t, &next_if(is_mean_finite)).fusion_barrier();
+        let nonfinite_leaf =
+            first_nonfinite(t, &next_if(is_mean_finite), own_axes).fusion_barrier();
         let finite = is_mean_finite.and(nonfinite_leaf.equal(0.0));
         let apply = match spec.on_nonfinite {
             OnNonfinite::Skip => finite,
             OnNonfinite::Stop => finite.and(inputs.num_skipped.equal(0.0)),
         };
         let apply = apply.fusion_barrier();
-        for (path, next) in next_if(apply).iter() {
+        let next = next_if(apply).map(|path, next| {
             let apply = apply.vary(next.varying());
-            t.next_state(path, apply.select(*next, inputs.state[path]));
-        }
+            apply.select(*next, inputs.state[path])
+        });
         let num_skipped = inputs.num_skipped + (!apply).convert(DType::U32);
-        t.next_state(STEP, inputs.step + 1.0);
-        t.next_state(NUM_SKIPPED, num_skipped);
+        let (nonfinite_leaf, num_skipped) = match &spec.local_steps {
+            None => {
+                next.iter().for_each(|(path, next)| t.next_state(path, *next));
+                t.next_state(STEP, inputs.step + 1.0);
+                t.next_state(NUM_SKIPPED, num_skipped);
+                (nonfinite_leaf, num_skipped)
+            }
+            Some(local_steps) => {
+                local::end(step, local_steps, &inputs, &next, (nonfinite_leaf, num_skipped))
+            }
+        };
 
         let measured = StepValues { loss, grad_norm, weight, num_skipped, nonfinite_leaf };
         let metrics = COMPUTED_METRICS.iter().map(|computed| (computed.value)(&measured));
         let metrics = metrics.map(|metric| metric.convert(spec.precision.params).reshape(&[1]));
         let metrics: Vec<_> = metrics.collect();
-        t.output(METRICS_OUTPUT, metrics[0].concatenate(&metrics[1..], 0));
+        t.output_varying(METRICS_OUTPUT, metrics[0].concatenate(&metrics[1..], 0), own_axes);
         t.output_varying(REPLICA_LOSS, replica_loss, spec.plan.batch_axes());
-    })?)
+    })?;
+    local::check(&graph, own_axes)?;
+    Ok(graph)
 }
 
 /// The next value of each leaf except the counters.
@@ -226,6 +245,11 @@ fn sum_gradients<'g>(
         }
         let local = spec.plan.gradient_of_shard(gradient, &step.param_leaf(path).sharding);
         let axes = local.varying().minus(param.varying());
+        if axes.is_empty() {
+            // A replica's own parameter.
+            totals.push((path.to_owned(), local));
+            continue;
+        }
         let kinds = spec.synchronize.comm(step.param_leaf(path), &spec.plan);
         let kept: Vec<_> = kinds.iter().map(|(kind, _)| format!("{kind}.{path}")).collect();
         let before: Vec<_> = kept.iter().map(|path| comm[&**path]).collect();
@@ -245,15 +269,21 @@ fn observed_everywhere<'g>(
 ) -> Tree<Tensor<'g>> {
     let paths = StateSection::ModelState.leaves(&inputs.state);
     let Some(first) = sums.first() else { return Tree::new() };
-    let axes = spec.plan.batch_axes();
-    let sums: Vec<_> = sums.iter().map(|sum| sum.vary(axes)).collect();
-    let totals = first.tracer().all_reduce(&sums, Reduction::Sum, axes);
+    let batch_axes = spec.plan.batch_axes();
+    let axes = batch_axes.minus(spec.own_axes());
+    let sums: Vec<_> = sums.iter().map(|sum| sum.vary(batch_axes)).collect();
+    let totals = match axes.is_empty() {
+        true => sums,
+        false => first.tracer().all_reduce(&sums, Reduction::Sum, axes),
+    };
     let count = (spec.plan.mesh.group_size(axes) * spec.num_microbatches) as f64;
     paths.paths().map(str::to_owned).zip(totals.into_iter().map(|total| total / count)).collect()
 }
 
-/// The sum over the global batch, from each replica's sum over its part.
+/// The sum over the global batch, from each replica's sum over its part; of a replica's own part if
+/// it trains on its own.
 fn global<'g>(spec: &StepSpec<'_>, local: Tensor<'g>) -> Tensor<'g> {
-    let axes = local.varying().intersection(spec.plan.batch_axes());
+    let batch_axes = spec.plan.batch_axes().minus(spec.own_axes());
+    let axes = local.varying().intersection(batch_axes);
     if axes.is_empty() { local } else { local.all_reduce(Reduction::Sum, axes) }
 }

@@ -56,6 +56,14 @@ pub enum Error {
         /// Why not, and what to do.
         reason: String,
     },
+    /// Replicas cannot train on their own between outer steps.
+    #[error("sync.every = {every}: {reason}")]
+    LocalSteps {
+        /// Steps from one outer step to the next.
+        every: u64,
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// The length of the run cannot be converted to steps.
     #[error(transparent)]
     RunLength(#[from] RunLengthError),

@@ -131,6 +131,7 @@ impl<'a> EvalSpec<'a> {
             optimizer: &optimizer,
             gather_mask: &optim::Mask::Matrices,
             synchronize: &PlainSum,
+            local_steps: None,
             on_nonfinite: OnNonfinite::Stop,
             attention: match client.has_host_kernels() {
                 true => AttentionKernels::Host,

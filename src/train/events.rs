@@ -18,6 +18,8 @@ pub(super) struct DueSteps {
     checkpoint_every: u64,
     /// `true` if the best state is saved.
     saves_best: bool,
+    /// Steps from one outer step to the next, 1 if replicas meet in each step.
+    outer_every: u64,
 }
 
 /// The events that are due after a step, in the order of the fields.
@@ -40,6 +42,7 @@ impl DueSteps {
             eval_every: config.train.eval_every,
             checkpoint_every: config.checkpoint.every_steps,
             saves_best: config.checkpoint.keep_best,
+            outer_every: config.sync.every,
         }
     }
 
@@ -53,11 +56,21 @@ impl DueSteps {
         self.proof_every > 0
     }
 
+    /// `true` if replicas have met in the last of `num_steps` steps. Only then may something be
+    /// due.
+    pub fn have_met_after(&self, num_steps: u64) -> bool {
+        num_steps.is_multiple_of(self.outer_every)
+    }
+
     /// The events that are due after `num_steps` steps. All are due after the last step, and a
-    /// proof comes with every save.
+    /// proof comes with every save. What would be due between two outer steps waits for the next.
     pub fn after(&self, num_steps: u64) -> Due {
+        if !self.have_met_after(num_steps) {
+            return Due::default();
+        }
         let is_last = num_steps == self.total_steps;
-        let is_at = |every: u64| every > 0 && num_steps.is_multiple_of(every);
+        let before = num_steps.saturating_sub(self.outer_every);
+        let is_at = |every: u64| every > 0 && num_steps / every > before / every;
         let checkpoint = is_at(self.checkpoint_every) || is_last;
         let evaluation = is_at(self.eval_every) || is_last;
         // An evaluation may be followed by a checkpoint.
@@ -73,7 +86,8 @@ impl DueSteps {
         first: u64,
         steps_per_launch: u64,
     ) -> impl Iterator<Item = Range<u64>> + Send + use<> {
-        let stops = [self.proof_every, self.eval_every, self.checkpoint_every];
+        let outer = if self.outer_every > 1 { self.outer_every } else { 0 };
+        let stops = [self.proof_every, self.eval_every, self.checkpoint_every, outer];
         launches(first..self.total_steps, steps_per_launch, &stops)
     }
 }
@@ -105,6 +119,7 @@ mod tests {
                 eval_every,
                 checkpoint_every: 0,
                 saves_best: false,
+                outer_every: 1,
             };
             assert_eq!(due(&events), [proofs, evals.clone()], "{events:?}");
             assert_eq!(events.has_proofs(), proof_every > 0);
@@ -112,6 +127,21 @@ mod tests {
             let is_proved = |step: &u64| proof_every == 0 || due(&events)[0].contains(step);
             assert!(evals.iter().all(is_proved), "{events:?}");
         }
+    }
+
+    #[test]
+    fn what_is_due_waits_for_the_next_outer_step() {
+        let events = DueSteps {
+            total_steps: 30,
+            proof_every: 7,
+            eval_every: 10,
+            checkpoint_every: 0,
+            saves_best: false,
+            outer_every: 5,
+        };
+        assert_eq!(due(&events), [vec![10, 15, 25, 30], vec![10, 20, 30]]);
+        let launches: Vec<_> = events.launches(0, 4).map(|launch| launch.end).collect();
+        assert_eq!(launches, [4, 5, 6, 7, 8, 9, 10, 14, 15, 19, 20, 21, 25, 26, 27, 28, 29, 30]);
     }
 
     #[test]
@@ -123,6 +153,7 @@ mod tests {
                 eval_every,
                 checkpoint_every: 6,
                 saves_best: true,
+                outer_every: 1,
             };
             let mut next = 0;
             for launch in events.launches(0, 4) {

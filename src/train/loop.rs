@@ -45,6 +45,8 @@ pub(super) struct Loop<'a> {
     batches: Prefetch<DeviceBatch, pjrt::Error>,
     /// Launches without recorded metrics, oldest first.
     unrecorded: VecDeque<UnrecordedLaunch>,
+    /// Launches that have ended since all processes knew of each other's metrics.
+    ended: Vec<EndedLaunch>,
     /// When the previous launch ended, or what was done after it.
     last_end: Instant,
     skipped: SkippedUpdates,
@@ -58,6 +60,12 @@ struct UnrecordedLaunch {
     steps: PendingSteps,
     host: Duration,
     data_wait: Duration,
+}
+
+/// A launch that has ended, with the metrics of its steps.
+struct EndedLaunch {
+    results: Vec<StepResult>,
+    times: LaunchTimes,
 }
 
 impl<'a> Loop<'a> {
@@ -95,6 +103,7 @@ impl<'a> Loop<'a> {
             due_steps,
             batches,
             unrecorded,
+            ended: vec![],
             last_end,
             skipped,
             has_recorded: false,
@@ -145,7 +154,8 @@ impl<'a> Loop<'a> {
             let Some(batch) = self.next_batch()? else { break };
             self.launch(batch)?;
             agreed = self.agree()?;
-            let must_save = agreed.must_save || std::mem::take(&mut requested);
+            let have_met = self.due_steps.have_met_after(self.trainer.steps_taken());
+            let must_save = agreed.must_save || have_met && std::mem::take(&mut requested);
             let mut due = self.due_steps.after(self.trainer.steps_taken());
             if agreed.save || must_save {
                 (due.checkpoint, due.proof) = (true, self.due_steps.has_proofs());
@@ -186,10 +196,12 @@ impl<'a> Loop<'a> {
         }
     }
 
-    /// The agreement of all processes on the actions after the launches so far.
+    /// The agreement of all processes on the actions after the launches so far; none between outer
+    /// steps.
     fn agree(&mut self) -> Result<Agreed, Error> {
         let num_steps = self.trainer.steps_taken();
-        if num_steps >= self.due_steps.total_steps() {
+        let have_met = self.due_steps.have_met_after(num_steps);
+        if num_steps >= self.due_steps.total_steps() || !have_met {
             return Ok(Agreed::default());
         }
         let is_due = match &mut self.saver {
@@ -210,7 +222,8 @@ impl<'a> Loop<'a> {
         let batch = self.batches.next();
         drop(waiting);
         // The wait for the batch may have been long.
-        if self.agreement.stops_now() {
+        let have_met = self.due_steps.have_met_after(self.trainer.steps_taken());
+        if have_met && self.agreement.stops_now() {
             return Ok(None);
         }
         if let Some(Err(_)) = &batch {
@@ -232,7 +245,8 @@ impl<'a> Loop<'a> {
         Ok(())
     }
 
-    /// Waits for the metrics of all but the last `num_left` launches, and records them.
+    /// Waits for the metrics of all but the last `num_left` launches, and records them. Processes
+    /// that take local steps tell each other theirs after outer steps only.
     fn record_all_but(&mut self, num_left: usize) -> Result<(), Error> {
         while self.unrecorded.len() > num_left
             && let Some(UnrecordedLaunch { steps, host, data_wait }) = self.unrecorded.pop_front()
@@ -242,15 +256,11 @@ impl<'a> Loop<'a> {
                 false => self.processes.waiting("taking the first step"),
             };
             let (launched, end) = steps.times();
-            let mut results = self.trainer.finish(steps)?;
+            let results = self.trainer.finish(steps)?;
             drop(waiting);
             let collective_wait = self.processes.take_waited();
             self.has_recorded = true;
             self.trainer.compile_later(self.due_steps.has_proofs());
-            for result in results.iter_mut().filter(|result| !result.is_finite()) {
-                let replicas = std::mem::take(&mut result.nonfinite_replicas);
-                result.nonfinite_replicas = self.processes.gather("nonfinite", replicas)?.concat();
-            }
             // The launch may have ended while the loop waited for something else.
             let end = end.get().unwrap_or_else(Instant::now);
             let last_end = std::mem::replace(&mut self.last_end, end);
@@ -262,6 +272,27 @@ impl<'a> Loop<'a> {
             for slow in self.processes.take_slow() {
                 self.recorder.process_slow(slow);
             }
+            let num_steps = results.last().map_or(0, |result| result.step + 1);
+            self.ended.push(EndedLaunch { results, times });
+            let is_alone = self.processes.member().is_none();
+            if is_alone || self.due_steps.have_met_after(num_steps) {
+                self.record_ended()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Records the launches that have ended.
+    fn record_ended(&mut self) -> Result<(), Error> {
+        let mut ended = std::mem::take(&mut self.ended);
+        if self.run.local_steps.is_some() {
+            self.join_processes(&mut ended)?;
+        }
+        for EndedLaunch { mut results, times } in ended {
+            for result in results.iter_mut().filter(|result| !result.is_finite()) {
+                let replicas = std::mem::take(&mut result.nonfinite_replicas);
+                result.nonfinite_replicas = self.processes.gather("nonfinite", replicas)?.concat();
+            }
             let skipped = |result: &StepResult, reason: &str| {
                 self.recorder.update_skipped(result, reason);
             };
@@ -270,6 +301,26 @@ impl<'a> Loop<'a> {
             let is_evaluated = self.due_steps.after(num_steps).evaluation;
             self.recorder.launch(&results, times, is_evaluated);
             stopped?;
+        }
+        Ok(())
+    }
+
+    /// Replaces the metrics of the replicas of this process by those of all.
+    fn join_processes(&self, ended: &mut [EndedLaunch]) -> Result<(), Error> {
+        // As bits, because JSON has no infinity.
+        let bits = |values: &Vec<f64>| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let of_step = |result: &StepResult| result.of_replicas.iter().map(bits).collect::<Vec<_>>();
+        let results = ended.iter().flat_map(|launch| &launch.results);
+        let own: Vec<_> = results.map(of_step).collect();
+        let of_processes = self.processes.gather("metrics", own)?;
+        let results = ended.iter_mut().flat_map(|launch| &mut launch.results);
+        for (index, result) in results.enumerate() {
+            let of_step = of_processes.iter().filter_map(|steps| steps.get(index)).flatten();
+            let values = |bits: &Vec<u64>| bits.iter().map(|x| f64::from_bits(*x)).collect();
+            let of_replicas = of_step.map(values).collect();
+            let nonfinite_replicas = std::mem::take(&mut result.nonfinite_replicas);
+            let joined = self.trainer.step_result(result.step, result.lr, of_replicas);
+            *result = StepResult { nonfinite_replicas, ..joined };
         }
         Ok(())
     }

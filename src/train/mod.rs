@@ -196,7 +196,9 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     if let Some(classes) = describe_classes(&*job.splits.train, &*job.splits.eval) {
         processes.say(&classes);
     }
-    processes.say(&describe_synchronisation(&trainer, &run.plan, run.pipeline(job.model)));
+    let pipeline = run.pipeline(job.model);
+    let described = describe_synchronisation(&trainer, &run.plan, pipeline, run.local_steps);
+    processes.say(&described);
     for approximation in run.approximations() {
         processes.say(&format!("approximation: {approximation}"));
     }

@@ -8,7 +8,7 @@ use super::{Run, Trainer};
 use crate::config::shorten;
 use crate::data::{LabelKind, LabelScale, Source};
 use crate::parallel::{LeafTotals, ParallelPlan, ShardingReport};
-use crate::step::StateSection;
+use crate::step::{LocalSteps, StateSection};
 use crate::targets::cost::{DeviceLayout, Timeline};
 use crate::targets::{Arrangement, Chip, Family, StepPipeline, Target};
 
@@ -109,6 +109,7 @@ pub fn describe_synchronisation(
     trainer: &Trainer,
     plan: &ParallelPlan,
     pipeline: Option<StepPipeline>,
+    local_steps: Option<LocalSteps>,
 ) -> String {
     let state = trainer.state();
     let bytes = |section: StateSection| -> usize {
@@ -120,7 +121,7 @@ pub fn describe_synchronisation(
     let mesh = state.mesh();
     let is_only_data = mesh.num_replicas() == mesh.size(Axis::Data);
     let synchronisation = match is_only_data {
-        true => describe_all_reduces(trainer.step_graph()),
+        true => describe_all_reduces(trainer.step_graph(), local_steps),
         false => describe_by_kind(trainer.step_graph()),
     };
     let sharding = match mesh.size(Axis::Fsdp) {
@@ -200,8 +201,8 @@ fn predicted_ms(trainer: &Trainer) -> Option<String> {
     Some(format!(", predicted to take {:.2} ms", 1e3 * secs))
 }
 
-/// The reductions in a step of replicated state.
-fn describe_all_reduces(step: &Graph) -> String {
+/// The reductions in a step of replicated state, or in an outer step.
+fn describe_all_reduces(step: &Graph, local_steps: Option<LocalSteps>) -> String {
     let collectives = hlo::communication(step);
     let calls: u64 = collectives.iter().map(|collective| collective.count).sum();
     let synced: u64 = collectives.iter().map(|c| c.bytes * c.count).sum();
@@ -210,12 +211,15 @@ fn describe_all_reduces(step: &Graph) -> String {
     // On an axis of one replica a collective moves nothing.
     let groups = groups.into_iter().filter(|(_, size)| *size > 1 || largest == Some(1));
     let groups: Vec<_> = groups.map(|(num, size)| describe_groups(num, size)).collect();
-    format!(
-        "{} per step in {} over {}",
-        human_bytes(synced as usize),
-        counted(calls as usize, "collective"),
-        groups.join(" and "),
-    )
+    let each = human_bytes(synced as usize);
+    let often = match local_steps {
+        None => format!("{each} per step"),
+        Some(LocalSteps { every, .. }) => {
+            let per_step = human_bytes((synced / every) as usize);
+            format!("{each} every {every} steps, {per_step} per step,")
+        }
+    };
+    format!("{often} in {} over {}", counted(calls as usize, "collective"), groups.join(" and "),)
 }
 
 /// How a sharded state is held: the stage of ZeRO, and bytes of parameters sharded and whole, and

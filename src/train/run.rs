@@ -21,7 +21,7 @@ use crate::parallel::{
     Synchronize, TopKSum,
 };
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
-use crate::step::{BatchField, StepSpec};
+use crate::step::{BatchField, LocalSteps, StepSpec};
 use crate::targets::StepPipeline;
 
 /// A configuration resolved against the data and the mesh. It needs no plugin.
@@ -38,6 +38,8 @@ pub struct Run {
     pub gather_mask: Mask,
     /// How gradients are summed over the replicas.
     pub synchronize: Arc<dyn Synchronize>,
+    /// The steps that replicas along `data` take on their own, if they do.
+    pub local_steps: Option<LocalSteps>,
     /// The update rule.
     pub optimizer: Box<dyn Transformation>,
     /// The fields of a batch.
@@ -97,6 +99,7 @@ impl Run {
         check_stages(config, mesh)?;
         check_turns(config, mesh, batch.num_microbatches())?;
         let length = RunLength::new(config.train.length, num_examples, batch.global_batch())?;
+        check_local_steps(config, mesh, length.total_steps())?;
         let mut lowering = Lowering::for_platform(platform);
         if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {
             lowering.bucket_bytes = bytes as u64;
@@ -115,6 +118,7 @@ impl Run {
             plan: plan(config, &fields, mesh),
             gather_mask: Mask::new("parallel.gather_exact", config.parallel.gather_exact.as_ref()),
             synchronize: synchronize(config, mesh),
+            local_steps: local_steps(config),
             optimizer: optim::from_config(&config.optimizer),
             fields,
             smaller_fields: vec![],
@@ -161,7 +165,15 @@ impl Run {
             };
             format!("the loss is that of parameters that are rounded to {bits}")
         });
-        self.synchronize.approximation().into_iter().chain(gathers).collect()
+        let local_steps = self.local_steps.map(|LocalSteps { every, learning_rate, momentum }| {
+            format!(
+                "local steps: {every} between outer steps, which have learning rate \
+                 {learning_rate} and Nesterov momentum {momentum}: another algorithm than a step \
+                 with the whole batch"
+            )
+        });
+        let sums = self.synchronize.approximation();
+        sums.into_iter().chain(gathers).chain(local_steps).collect()
     }
 
     /// Whether context parallelism over this many replicas is possible, each with a piece of an
@@ -213,6 +225,7 @@ impl Run {
             optimizer: &*self.optimizer,
             gather_mask: &self.gather_mask,
             synchronize: &*self.synchronize,
+            local_steps: self.local_steps,
             on_nonfinite: self.on_nonfinite,
             attention: self.attention,
         }
@@ -352,6 +365,49 @@ fn positions(field: &BatchField) -> Option<usize> {
         [positions] if !field.dtype.is_float() => Some(positions),
         _ => None,
     }
+}
+
+/// The steps that replicas take on their own.
+fn local_steps(config: &Config) -> Option<LocalSteps> {
+    let sync = &config.sync;
+    sync.is_local().then(|| LocalSteps {
+        every: sync.every,
+        learning_rate: sync.outer_learning_rate.unwrap_or(LocalSteps::LEARNING_RATE),
+        momentum: sync.outer_momentum.unwrap_or(LocalSteps::MOMENTUM),
+    })
+}
+
+/// Checks that replicas can take local steps, and that the run ends with an outer step.
+///
+/// # Errors
+/// Says what to change.
+fn check_local_steps(config: &Config, mesh: Mesh, total_steps: u64) -> Result<(), Error> {
+    let every = config.sync.every;
+    if every == 1 {
+        return Ok(());
+    }
+    let num_data = mesh.size(Axis::Data);
+    if num_data == 1 || num_data < mesh.num_replicas() {
+        let reason = format!(
+            "replicas along mesh.data train on their own, each with the whole model, and the mesh \
+             has {num_data} of them among {}; set mesh.data to 2 or more and other axes to 1, or \
+             sync.every to 1",
+            counted(mesh.num_replicas(), "replica")
+        );
+        return Err(Error::LocalSteps { every, reason });
+    }
+    if total_steps.is_multiple_of(every) {
+        return Ok(());
+    }
+    let below = total_steps / every * every;
+    let steps = [below, below + every].into_iter().filter(|steps| *steps > 0);
+    let steps: Vec<_> = steps.map(|steps| steps.to_string()).collect();
+    let reason = format!(
+        "the last of {total_steps} steps is no outer step; set train.steps to {} (--set \
+         train.steps=N takes the place of epochs)",
+        steps.join(" or ")
+    );
+    Err(Error::LocalSteps { every, reason })
 }
 
 /// How gradients are summed.

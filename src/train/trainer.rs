@@ -23,7 +23,7 @@ use crate::pjrt::{Arg, Buffers, Client, Completion, EndTime, Placement};
 use crate::state::State;
 use crate::step::{
     BATCH, COMPUTED_METRICS, GRAD_NORM, LEARNING_RATE, METRICS_OUTPUT, NONFINITE_LEAF,
-    REPLICA_LOSS, SEED, StateSection, ema_path,
+    REPLICA_LOSS, SEED, StateSection, ema_path, metrics_of_replicas,
 };
 
 /// The batches of a launch, on their way to the devices: the step's `batch.*` inputs by name.
@@ -95,6 +95,9 @@ pub struct StepResult {
     pub nonfinite_leaf: Option<String>,
     /// All that the program computes: [`COMPUTED_METRICS`].
     pub metrics: MetricValues,
+    /// In a run with local steps what each replica of this process has measured, of which `metrics`
+    /// is the whole: values of [`METRICS`](crate::step::METRICS).
+    pub of_replicas: Vec<Vec<f64>>,
 }
 
 impl StepResult {
@@ -111,6 +114,8 @@ pub struct Trainer {
     pub(super) state: State,
     seed: Buffers,
     batch_axes: AxisSet,
+    /// `true` if replicas train on their own between outer steps.
+    takes_local_steps: bool,
     pub(super) lowering: Lowering,
     pub(super) settings: CompileSettings,
 }
@@ -148,7 +153,18 @@ impl Trainer {
         let leaves = call.results.leaves;
         let state = State::new(client.clone(), placement.clone(), run.plan.mesh, specs, leaves);
         let (batch_axes, lowering) = (run.plan.batch_axes(), run.lowering);
-        Ok(Self { client: client.clone(), state, programs, seed, batch_axes, lowering, settings })
+        let takes_local_steps = run.local_steps.is_some();
+        let client = client.clone();
+        Ok(Self {
+            client,
+            state,
+            programs,
+            seed,
+            batch_axes,
+            takes_local_steps,
+            lowering,
+            settings,
+        })
     }
 
     /// The state.
@@ -360,7 +376,8 @@ impl Trainer {
         Ok(PendingSteps { first, rates, metrics, replica_loss, done, launched, end, _inputs })
     }
 
-    /// Waits for the metrics of launched steps.
+    /// Waits for the metrics of launched steps. In a run with local steps they are those of the
+    /// replicas of this process.
     ///
     /// # Errors
     /// If a launch or a transfer failed.
@@ -368,24 +385,17 @@ impl Trainer {
         let PendingSteps { first, rates, metrics, replica_loss, .. } = pending;
         // The copy is not requested earlier, because XLA's CPU backend would block there until the
         // step ends.
-        let metrics = metrics.first_to_host()?.wait()?.to_f64();
-        let steps = rates.into_iter().zip(metrics.chunks(COMPUTED_METRICS.len())).enumerate();
-        let result = |(i, (lr, values)): (usize, (f64, &[f64]))| {
-            let names = COMPUTED_METRICS.iter().map(|computed| &computed.metric);
-            let metrics: MetricValues = names.zip(values.iter().copied()).collect();
-            let value = |name| metrics.get(name).unwrap_or(f64::NAN);
-            let place = (value(NONFINITE_LEAF) as usize).checked_sub(1);
-            let nonfinite_leaf = place.and_then(|place| self.state.specs().paths().nth(place));
-            let mut result = StepResult {
-                step: first + i as u64,
-                lr,
-                loss: value(Metric::LOSS),
-                grad_norm: value(GRAD_NORM),
-                num_skipped: value(Metric::NUM_SKIPPED) as u64,
-                nonfinite_replicas: vec![],
-                nonfinite_leaf: nonfinite_leaf.map(str::to_owned),
-                metrics,
-            };
+        let of_replicas: Vec<Vec<f64>> = match self.takes_local_steps {
+            true => {
+                let read = |replica| Ok(metrics.read(replica)?.to_f64());
+                metrics.placement().replicas().map(read).collect::<Result<_, Error>>()?
+            }
+            false => vec![metrics.first_to_host()?.wait()?.to_f64()],
+        };
+        let result = |(i, lr): (usize, f64)| {
+            let place = i * COMPUTED_METRICS.len()..(i + 1) * COMPUTED_METRICS.len();
+            let values = of_replicas.iter().map(|values| values[place.clone()].to_vec());
+            let mut result = self.step_result(first + i as u64, lr, values.collect());
             if !result.is_finite() {
                 for replica in replica_loss.placement().replicas() {
                     if !replica_loss.read(replica)?.to_f64()[i].is_finite() {
@@ -395,7 +405,32 @@ impl Trainer {
             }
             Ok(result)
         };
-        steps.map(result).collect()
+        rates.into_iter().enumerate().map(result).collect()
+    }
+
+    /// The metrics of a step, from what the program computes on each replica that has values of its
+    /// own: those of [`METRICS`](crate::step::METRICS).
+    pub(super) fn step_result(&self, step: u64, lr: f64, of_replicas: Vec<Vec<f64>>) -> StepResult {
+        let values = match &of_replicas[..] {
+            [only] => only.clone(),
+            many => metrics_of_replicas(&many.iter().map(Vec::as_slice).collect::<Vec<_>>()),
+        };
+        let names = COMPUTED_METRICS.iter().map(|computed| &computed.metric);
+        let metrics: MetricValues = names.zip(values).collect();
+        let value = |name| metrics.get(name).unwrap_or(f64::NAN);
+        let place = (value(NONFINITE_LEAF) as usize).checked_sub(1);
+        let nonfinite_leaf = place.and_then(|place| self.state.specs().paths().nth(place));
+        StepResult {
+            step,
+            lr,
+            loss: value(Metric::LOSS),
+            grad_norm: value(GRAD_NORM),
+            num_skipped: value(Metric::NUM_SKIPPED) as u64,
+            nonfinite_replicas: vec![],
+            nonfinite_leaf: nonfinite_leaf.map(str::to_owned),
+            metrics,
+            of_replicas: if self.takes_local_steps { of_replicas } else { vec![] },
+        }
     }
 
     /// Waits until all launches have ended.

@@ -112,6 +112,23 @@ fn a_run_with_compressed_gradients_survives_being_killed() {
     }
 }
 
+/// Replicas that train on their own are saved after outer steps, and go on from there.
+#[test]
+fn a_run_with_local_steps_survives_being_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let sets = [
+        "mesh.data=2",
+        "sync.every=5",
+        "train.steps=440",
+        "train.eval_every=0",
+        "checkpoint.every_steps=9",
+        "checkpoint.keep=2",
+    ];
+    let killed = survives("KILL", dir.path(), DIGITS, &sets, 2);
+    let kept = names(&killed.join("checkpoints"));
+    assert!(kept.iter().all(|name| name.ends_with(['0', '5'])), "{kept:?}");
+}
+
 /// Also while it is evaluated. The best evaluation has a checkpoint.
 #[test]
 fn a_run_survives_being_stopped_and_keeps_its_best_state() {

@@ -33,6 +33,18 @@ fn digits_on_four_replicas() {
     compare(dir.path(), "digits", DIGITS, &sets, &[2, 4]);
 }
 
+/// Between outer steps no process waits for another.
+#[test]
+fn digits_with_local_steps() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let sets = ["mesh.data=4", "train.steps=30", "sync.every=5", "train.eval_every=7"];
+    compare(dir.path(), "local", DIGITS, &sets, &[2, 4]);
+    let lines = metrics(&dir.path().join("local.4"));
+    let waits = lines.iter().filter(|line| line["collective_wait_ms"].as_f64().unwrap() > 0.0);
+    assert!(lines.len() == 30 && waits.count() <= 6, "{lines:?}");
+}
+
 /// The configuration of a GPT on text, in bf16.
 fn gpt(dir: &Path, num_layers: usize) -> PathBuf {
     let config = format!(

@@ -303,6 +303,30 @@ fn context_parallelism_has_replicas_and_cuts_rows_itself() {
 }
 
 #[test]
+fn local_steps_are_those_of_whole_replicas() {
+    const LOCAL: &str = "sync.every=10";
+    for (sets, expected) in [
+        (&["sync.outer_momentum=0.5"][..], "there are no outer steps: sync.every = 1; set sync"),
+        (&["sync.outer_learning_rate=1"], "leave out sync.outer_learning_rate (--unset"),
+        (&[LOCAL, "mesh.data=1"], "there is nobody to meet; set mesh.data to 2 or more"),
+        (&[LOCAL, "mesh.fsdp=2"], "each replica holds the whole model; set mesh.fsdp to 1"),
+        (&[LOCAL, "mesh.fsdp=auto"], "set mesh.fsdp to 1"),
+        (&[LOCAL, "mesh.tensor=2"], "set mesh.tensor to 1"),
+        (&[LOCAL, "mesh.pipeline=2"], "set mesh.pipeline to 1"),
+        (&[LOCAL, "parallel.reduce_dtype=bf16"], "no gradients are sent; leave it out (--unset p"),
+        (&[LOCAL, "parallel.compression=top_k"], "leave it out (--unset parallel.compression)"),
+        (&[LOCAL, "parallel.all_reduce=ring"], "leave it out (--unset parallel.all_reduce)"),
+        (&[LOCAL, "optimizer.ema_decay=0.9"], "leave it out (--unset optimizer.ema_decay)"),
+        (&["sync.every=0"], "sync.every"),
+    ] {
+        let error = parse(GOOD, sets).unwrap_err().to_string();
+        assert!(error.contains(expected), "{sets:?}: {error}");
+    }
+    good(&[LOCAL, "sync.outer_momentum=0", "mesh.data=4"]);
+    good(&[LOCAL]);
+}
+
+#[test]
 fn compression_is_of_one_kind_and_sends_something() {
     for (sets, expected) in [
         (&["parallel.top_k_block=8"][..], "only parallel.compression = \"top_k\" reads it"),

@@ -124,6 +124,7 @@ impl Setting {
             optimizer,
             gather_mask: &Mask::Matrices,
             synchronize: &PlainSum,
+            local_steps: None,
             on_nonfinite: OnNonfinite::Stop,
             attention: AttentionKernels::None,
         };

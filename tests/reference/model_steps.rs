@@ -137,6 +137,7 @@ impl Case<'_> {
             optimizer: self.optimizer,
             gather_mask: &Mask::Matrices,
             synchronize: &PlainSum,
+            local_steps: None,
             on_nonfinite: OnNonfinite::Stop,
             attention: AttentionKernels::None,
         };

@@ -11,6 +11,7 @@
 //! - `checkpoints`: a run that is continued is the run that was not interrupted
 //! - `comm`: what a way to sum gradients keeps from step to step; `compression`: those that send a
 //!   part of them
+//! - `local_steps`: replicas that train on their own between outer steps
 //! - `wire`: algorithms of sums, and sums in fewer bits
 //! - `tensor`: layers that are cut over an axis; `pipeline`: blocks that are cut into stages
 //! - `nonfinite`, `faults`, `model_metrics`: steps that are skipped, what ends a run, metrics of a
@@ -28,6 +29,7 @@ mod gpt;
 mod host_collectives;
 mod host_kernels;
 mod interpreted;
+mod local_steps;
 mod lockstep;
 mod meshes;
 mod model_metrics;

@@ -212,6 +212,7 @@ fn graph(model: &dyn Model, num_examples: usize, keys: &[&str], case: &Case) -> 
         optimizer: &*from_config(&config.optimizer),
         gather_mask: &Mask::Matrices,
         synchronize: &PlainSum,
+        local_steps: None,
         on_nonfinite: case.on_nonfinite,
         attention: AttentionKernels::None,
     };

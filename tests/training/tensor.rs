@@ -194,6 +194,7 @@ fn with_microbatches<R>(
         optimizer: &chain(vec![]),
         gather_mask: &Mask::Matrices,
         synchronize: &PlainSum,
+        local_steps: None,
         on_nonfinite: OnNonfinite::Stop,
         attention: AttentionKernels::None,
     };

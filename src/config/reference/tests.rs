@@ -109,7 +109,7 @@ const NEEDED: [(&str, &str); 9] = [
 ];
 
 /// Settings beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 22] = [
+const COMPANIONS: [(&str, &[&str]); 24] = [
     ("data.eval_y", &["data.eval_x=other"]),
     ("mesh.data", &["train.global_batch=131072"]),
     ("parallel.zero", &["mesh.fsdp=2"]),
@@ -121,6 +121,8 @@ const COMPANIONS: [(&str, &[&str]); 22] = [
     ("parallel.context", &["mesh.tensor=2"]),
     ("parallel.pipeline_schedule", &["mesh.pipeline=2"]),
     ("parallel.pipeline_chunks", &["mesh.pipeline=2"]),
+    ("sync.outer_learning_rate", &["sync.every=2"]),
+    ("sync.outer_momentum", &["sync.every=2"]),
     ("model.width", &["model.num_heads=1"]),
     ("model.num_heads", &["model.width=1048576"]),
     ("train.steps_per_launch", &["train.check_lockstep_every=0"]),
