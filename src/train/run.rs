@@ -192,6 +192,7 @@ impl Run {
             plan: self.plan,
             microbatch: self.batch.microbatch(),
             num_microbatches: self.batch.num_microbatches(),
+            num_global_microbatches: self.batch.num_global_microbatches(),
             precision: self.precision,
             optimizer: &*self.optimizer,
             gather_mask: &self.gather_mask,

@@ -81,7 +81,10 @@ fn values_and_defaults_are_read() {
     assert_eq!(config.train.batch, BatchSize::Global(64));
     assert_eq!(config.train.length, Length::Steps(500));
     assert_eq!((config.train.seed, config.train.eval_every), (0, 0));
-    assert_eq!((config.train.num_microbatches, config.train.check_lockstep_every), (1, 50));
+    assert_eq!(
+        (config.train.num_microbatches, config.train.check_lockstep_every),
+        (AutoOr::Auto, 50)
+    );
     assert_eq!(config.train.on_nonfinite, OnNonfinite::Stop);
     assert_eq!(config.train.precision, PrecisionConfig::F32);
     let UpdateRule::AdamW(adamw) = &config.optimizer.rule else { panic!("{:?}", config.optimizer) };
