@@ -38,6 +38,7 @@ pub fn run(args: &CompileArgs) -> Result<ExitCode> {
     }
     let step = TargetStep::new(&args.config, &[], &target, target.num_devices())?;
     if step.run.plan.mesh.size(Axis::Tensor) > 1 {
+        step.tell_of_surplus();
         step.warn_of_distant_layers(&step.measure()?.timeline, &target);
     }
     let mut report = step.compile(&target, args.dump.as_deref())?;
@@ -136,6 +137,7 @@ impl Steps {
             match step.and_then(|step| Ok((measure(&step)?, step))) {
                 Ok((measured, step)) => {
                     if is_whole {
+                        step.tell_of_surplus();
                         step.warn_of_distant_layers(&measured.timeline, target);
                     }
                     found.steps.push(measured);
@@ -298,6 +300,7 @@ impl TargetStep {
             microbatch: run.batch.microbatch(),
             num_microbatches: run.batch.num_microbatches(),
             batch_per_replica,
+            batch_of_fixed: config.train.microbatch.map(|_| run.batch.global_batch()),
             remat: config.model.remat(),
             mesh: *mesh,
             // With stages, 2 is taken as 1.
@@ -308,6 +311,13 @@ impl TargetStep {
             num_blocks,
             pieces: self.pieces_of(declared, mesh),
             other_pieces: others.collect(),
+        }
+    }
+
+    /// Says how the batch is split if replicas run microbatches that do not count.
+    fn tell_of_surplus(&self) {
+        if self.run.batch.efficiency() < 1.0 {
+            say(&format!("batch: {}", self.run.batch));
         }
     }
 

@@ -357,7 +357,7 @@ impl Section for TrainConfig {
         let train = Self { batch, length, ..train };
         if let (Some(size), AutoOr::Value(number)) = (train.microbatch, train.num_microbatches) {
             let allowed =
-                format!("\"auto\" beside train.microbatch = {size}, or unset one of them");
+                format!("\"auto\" beside train.microbatch = {size}, or leave one of them out");
             errors.push(KeyError::new(
                 "num_microbatches",
                 Problem::Value { found: number.to_string(), allowed },
