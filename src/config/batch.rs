@@ -10,9 +10,9 @@ use super::train::{BatchSize, MAX_ROUNDS, Microbatches};
 ///
 /// With a number of microbatches on each replica,
 /// `global_batch = microbatch * num_microbatches * num_batch_shards`. With microbatches of a fixed
-/// size the batch is `T` of them on any number `R` of replicas: each replica runs `K = ceil(T / R)`,
-/// replica `r` those from `r * K` on. An index of `T` or more is surplus: the replica runs
-/// microbatch `T - 1` again, with weight 0.
+/// size the batch is `T` of them on any number `R` of replicas: each replica runs
+/// `K = ceil(T / R)`, replica `r` those from `r * K` on. An index of `T` or more is surplus: the
+/// replica runs microbatch `T - 1` again, with weight 0.
 ///
 /// ```
 /// use lockstep::config::{BatchSplit, BatchSize, Microbatches};

@@ -29,7 +29,8 @@ pub struct Summary {
     pub mesh: BTreeMap<&'static str, usize>,
     /// Examples per step.
     pub global_batch: usize,
-    /// The share of what the replicas compute that counts: below 1 if some microbatches are surplus.
+    /// The share of what the replicas compute that counts: below 1 if some microbatches are
+    /// surplus.
     pub batch_efficiency: f64,
     /// Mean training loss of the last step.
     pub final_loss: Option<f64>,
