@@ -113,7 +113,13 @@ fn digits_are_learned_on_any_number_of_replicas() {
 fn replicas_that_do_not_divide_the_microbatches_train_all_the_same() {
     let run = |replicas: usize| {
         let mesh = format!("mesh.data={replicas}");
-        let sets = ["train.global_batch=24", "train.microbatch=4", "train.steps=8", &mesh];
+        let sets = [
+            "train.global_batch=24",
+            "train.microbatch=4",
+            "train.steps=8",
+            "schedule.warmup=none",
+            &mesh,
+        ];
         let done = lockstep(&train_args(&sets, &["--json"])).succeeded();
         (done.json(), done.stderr)
     };
