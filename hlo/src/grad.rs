@@ -132,6 +132,20 @@ impl<'g> Tensor<'g> {
         let (Some(value), Some(x)) = (self.value(), x.value()) else { return false };
         active(&self.tracer().graph(), [x])[value.index()]
     }
+
+    /// `true` if this value is computed from `x`, whether or not gradients flow.
+    pub fn is_computed_from(self, x: Tensor<'g>) -> bool {
+        let (Some(value), Some(x)) = (self.value(), x.value()) else { return false };
+        let graph = self.tracer().graph();
+        let mut follows = vec![false; graph.num_values()];
+        follows[x.index()] = true;
+        for node in graph.nodes() {
+            if node.operands.iter().any(|operand| follows[operand.index()]) {
+                node.results().for_each(|result| follows[result.index()] = true);
+            }
+        }
+        follows[value.index()]
+    }
 }
 
 struct Backward<'g> {

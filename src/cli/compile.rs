@@ -38,6 +38,7 @@ pub fn run(args: &CompileArgs) -> Result<ExitCode> {
     }
     let step = TargetStep::new(&args.config, &[], &target, target.num_devices())?;
     if step.run.plan.mesh.size(Axis::Tensor) > 1 {
+        step.tell_of_surplus();
         step.warn_of_distant_layers(&step.measure()?.timeline, &target);
     }
     say_outer_steps(&step.loaded.config);
@@ -152,6 +153,7 @@ impl Steps {
             match step.and_then(|step| Ok((measure(&step)?, step))) {
                 Ok((measured, step)) => {
                     if is_whole {
+                        step.tell_of_surplus();
                         step.warn_of_distant_layers(&measured.timeline, target);
                     }
                     found.steps.push(measured);
@@ -322,6 +324,7 @@ impl TargetStep {
             microbatch: run.batch.microbatch(),
             num_microbatches: run.batch.num_microbatches(),
             batch_per_replica,
+            batch_of_fixed: config.train.microbatch.map(|_| run.batch.global_batch()),
             remat: config.model.remat(),
             mesh: *mesh,
             // With stages, 2 is taken as 1.
@@ -333,6 +336,13 @@ impl TargetStep {
             is_sequence_set: config.parallel.sequence != AutoOr::Auto,
             pieces: self.pieces_of(declared, is_context),
             other_pieces: others.collect(),
+        }
+    }
+
+    /// Says how the batch is split if replicas run microbatches that do not count.
+    fn tell_of_surplus(&self) {
+        if self.run.batch.efficiency() < 1.0 {
+            say(&format!("batch: {}", self.run.batch));
         }
     }
 

@@ -95,8 +95,8 @@ pub use span::Span;
 pub use sync::SyncConfig;
 pub use table::{ColumnEncoding, ColumnNames, MissingValues, TableConfig};
 pub use train::{
-    BatchSize, ClassWeights, Length, LossConfig, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, OnNonfinite,
-    PrecisionConfig, TrainConfig,
+    BatchSize, ClassWeights, Length, LossConfig, MAX_BATCH, MAX_ROUNDS, MAX_STEPS, Microbatches,
+    OnNonfinite, PrecisionConfig, TrainConfig,
 };
 
 use error::{KeyError, KeyErrors};
@@ -250,6 +250,7 @@ impl Config {
         };
         if let Some(train) = keys.get_mut("train").and_then(toml::Value::as_table_mut) {
             train.remove("global_batch");
+            train.remove("microbatch");
             train.remove("num_microbatches");
             train.insert("batch_per_replica".to_owned(), 1.into());
             train.remove("steps_per_launch");
@@ -381,10 +382,12 @@ impl Config {
         if let (Some(train), Some(data)) = (&train, &data) {
             check_pad_to(train, data, errors);
         }
-        // The batch is split over every axis that a configuration has.
-        if let (Some(train), Some(mesh)) = (&train, mesh.as_ref().and_then(MeshConfig::fixed)) {
-            let model: Option<&ModelConfig> = model.as_ref();
-            check_batch(train, model, mesh.num_batch_shards(), errors);
+        // Microbatches of a fixed size are the same on any mesh.
+        if let (Some(train), Some(mesh)) = (&train, &mesh)
+            && let shards = mesh.fixed().map(|mesh| mesh.num_batch_shards())
+            && let Some(shards) = shards.or(train.microbatch.map(|_| 1))
+        {
+            check_batch(train, model.as_ref(), shards, errors);
         }
         Some(Self {
             model: model?,
@@ -436,7 +439,7 @@ impl Config {
     /// # Errors
     /// As [`BatchSplit::new`].
     pub fn split_batch(&self, num_batch_shards: usize) -> Result<BatchSplit, BatchError> {
-        BatchSplit::new(self.train.batch, self.train.num_microbatches, num_batch_shards)
+        BatchSplit::new(self.train.batch, self.train.microbatches(), num_batch_shards)
     }
 
     /// Number of examples in one step over all replicas, which are split into `num_batch_shards`
@@ -463,7 +466,8 @@ fn sets_key(set: &Override<'_>, key: &str) -> bool {
     set.path.iter().zip(key.split('.')).all(|(set, key)| *set == key)
 }
 
-/// With a mesh of known size, a batch that does not divide is an error of the configuration.
+/// With a mesh of known size, or microbatches of a fixed size, a batch that does not divide is an
+/// error of the configuration.
 fn check_batch(
     train: &TrainConfig,
     model: Option<&ModelConfig>,
@@ -474,8 +478,13 @@ fn check_batch(
         BatchSize::Global(_) => "train.global_batch",
         BatchSize::PerReplica(_) => "train.batch_per_replica",
     };
-    let others =
-        ["train.global_batch", "train.batch_per_replica", "train.num_microbatches", "mesh"];
+    let others = [
+        "train.global_batch",
+        "train.batch_per_replica",
+        "train.microbatch",
+        "train.num_microbatches",
+        "mesh",
+    ];
     if !errors.none_of(&others) {
         return;
     }
@@ -487,7 +496,7 @@ fn check_batch(
         let problem = message.strip_prefix(prefix).unwrap_or(&message);
         errors.push(KeyError::new(key, Problem::Inconsistent(problem.to_owned())));
     };
-    match (BatchSplit::new(train.batch, train.num_microbatches, num_batch_shards), group) {
+    match (BatchSplit::new(train.batch, train.microbatches(), num_batch_shards), group) {
         (Err(error), _) => complain(key, &format!("{key} = "), error),
         (Ok(batch), Some(group)) => {
             let key = format!("model.{NORM_GROUP}");

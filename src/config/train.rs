@@ -9,9 +9,10 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smart_default::SmartDefault;
 
-use super::error::{KeyError, KeyErrors, require};
+use super::error::{KeyError, KeyErrors, Problem, require};
 use super::key::{KeyInfo, OnResume};
 use super::keys::{Exclusive, Reader, Section};
+use super::sections::AutoOr;
 
 /// `[train]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, SmartDefault)]
@@ -46,14 +47,28 @@ pub struct TrainConfig {
         ),
     )]
     pub best_metric: Option<String>,
+    /// Examples of a microbatch, whatever the number of replicas. It divides the batch into `T`
+    /// microbatches, and each of `R` replicas runs `K = ceil(T / R)` of them. Where `T` is less
+    /// than `K * R`, replicas run the last one again with weight 0: the training is the same on
+    /// any number of replicas.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        range(min = 1, max = MAX_MICROBATCH),
+        extend(
+            "unit" = "examples",
+            "absent" = "the batch of a replica divided by `num_microbatches`",
+            "resume" = "same",
+        ),
+    )]
+    pub microbatch: Option<usize>,
     /// Microbatches on each replica. Their gradients are summed, and then reduced over the
-    /// replicas; with `parallel.zero` 2 or 3, those of each microbatch are reduced first.
+    /// replicas; with `parallel.zero` 2 or 3, those of each microbatch are reduced first. `"auto"`:
+    /// 1, or as many as `microbatch` makes necessary.
     #[schemars(
         range(min = 1, max = MAX_ROUNDS),
         extend("unit" = "microbatches", "resume" = "same"),
     )]
-    #[default(1)]
-    pub num_microbatches: usize,
+    pub num_microbatches: AutoOr<usize>,
     /// Steps in one launch of a program: at most `eval_every` and `check_lockstep_every`, unless
     /// these are 0.
     #[schemars(range(min = 1, max = MAX_ROUNDS), extend("unit" = "steps", "resume" = "same"))]
@@ -82,6 +97,16 @@ pub struct TrainConfig {
     /// `"balanced"` makes all classes count alike: examples / (classes * examples of the class).
     /// An empty list counts all once. Evaluation counts every example once.
     pub class_weights: ClassWeights,
+}
+
+impl TrainConfig {
+    /// The microbatches of the batch.
+    pub fn microbatches(&self) -> Microbatches {
+        match self.microbatch {
+            Some(size) => Microbatches::Size(size),
+            None => Microbatches::Number(self.num_microbatches.or(1)),
+        }
+    }
 }
 
 /// What a model learns to make small.
@@ -231,6 +256,8 @@ struct LengthKeys {
 
 /// Largest number of examples in a step.
 pub const MAX_BATCH: usize = 1 << 24;
+/// Largest `microbatch`.
+const MAX_MICROBATCH: usize = 1 << 16;
 /// Largest number of steps in a run: `schedule` evaluates the rate at each of them.
 pub const MAX_STEPS: u64 = 100_000_000;
 /// Largest number of microbatches in a step and of steps in a launch: their data are in memory
@@ -246,6 +273,15 @@ pub enum BatchSize {
     /// `batch_per_replica`: the global batch grows with the replicas.
     #[serde(rename = "batch_per_replica")]
     PerReplica(usize),
+}
+
+/// The microbatches that a batch is divided into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Microbatches {
+    /// So many on each replica.
+    Number(usize),
+    /// Of so many examples, whatever the number of replicas.
+    Size(usize),
 }
 
 /// A number of steps, of passes over the data, or of examples.
@@ -319,6 +355,14 @@ impl Section for TrainConfig {
         let errors = &mut reader.errors;
         let (batch, length) = (read_batch(&keys, errors), read_length(&keys, errors));
         let train = Self { batch, length, ..train };
+        if let (Some(size), AutoOr::Value(number)) = (train.microbatch, train.num_microbatches) {
+            let allowed =
+                format!("\"auto\" beside train.microbatch = {size}, or leave one of them out");
+            errors.push(KeyError::new(
+                "num_microbatches",
+                Problem::Value { found: number.to_string(), allowed },
+            ));
+        }
         // Otherwise the keys would silently have no effect.
         if errors.none_of(&["eval_every", "patience"]) {
             let has_evaluations = train.patience == 0 || train.eval_every > 0;

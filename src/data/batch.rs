@@ -7,6 +7,7 @@ use hlo::{DType, Literal, Tree};
 use rayon::prelude::*;
 
 use super::{Error, Field, Sampler, Source};
+use crate::config::{BatchSize, BatchSplit, Microbatches};
 
 /// A global batch, or those of several steps, in shards.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,9 +21,9 @@ pub struct HostBatch {
     pub size_class: usize,
     /// The batch shards that the fields hold, ascending: all of them, or those that were asked for.
     pub shards: Arc<[usize]>,
-    /// Per field, one literal per shard: `[global_batch / num_batch_shards, ...]`, or for several
-    /// steps `[num_steps, global_batch / num_batch_shards, ...]`. Shards are contiguous pieces of a
-    /// global batch, in order.
+    /// Per field, one literal per shard: `[batch_per_replica, ...]`, or for several steps
+    /// `[num_steps, batch_per_replica, ...]`. Shards are contiguous pieces of a global batch, in
+    /// order; surplus microbatches have the examples of the last one.
     pub fields: Tree<Vec<Arc<Literal>>>,
 }
 
@@ -31,14 +32,14 @@ pub struct HostBatch {
 pub struct TrainBatches {
     source: Arc<dyn Source>,
     sampler: Sampler,
-    num_batch_shards: usize,
+    split: BatchSplit,
     shards: Arc<[usize]>,
     /// The smallest size of a batch.
     min_size_class: usize,
 }
 
 impl TrainBatches {
-    /// Batches of `global_batch` examples in the order that follows from `seed`.
+    /// Batches of `global_batch` examples in the order that follows from `seed`, in equal shards.
     ///
     /// # Errors
     /// If the replicas do not divide the batch, or the batch has more examples than the source.
@@ -48,14 +49,24 @@ impl TrainBatches {
         global_batch: usize,
         num_batch_shards: usize,
     ) -> Result<Self, Error> {
-        check_even(global_batch, num_batch_shards)?;
-        let num_examples = source.num_examples();
-        let sampler = Sampler::new(seed, num_examples, global_batch);
+        let batch = BatchSize::Global(global_batch);
+        let split = BatchSplit::new(batch, Microbatches::Number(1), num_batch_shards)
+            .map_err(|_| Error::UnevenBatch { batch: global_batch, num_batch_shards })?;
+        Self::split(source, seed, split)
+    }
+
+    /// Batches in the order that follows from `seed`, split as `split` says.
+    ///
+    /// # Errors
+    /// If the batch has more examples than the source.
+    pub fn split(source: Arc<dyn Source>, seed: u64, split: BatchSplit) -> Result<Self, Error> {
+        let (batch, num_examples) = (split.global_batch(), source.num_examples());
+        let sampler = Sampler::new(seed, num_examples, batch);
         if sampler.batches_per_epoch() == 0 {
-            return Err(Error::BatchExceedsData { batch: global_batch, num_examples });
+            return Err(Error::BatchExceedsData { batch, num_examples });
         }
-        let shards = (0..num_batch_shards).collect();
-        Ok(Self { source, sampler, num_batch_shards, shards, min_size_class: 0 })
+        let shards = (0..split.num_batch_shards()).collect();
+        Ok(Self { source, sampler, split, shards, min_size_class: 0 })
     }
 
     /// The same batches, all in the largest size, so that their steps take equally long.
@@ -84,16 +95,17 @@ impl TrainBatches {
     /// If an example cannot be read.
     pub fn launch(&self, steps: Range<u64>) -> Result<HostBatch, Error> {
         let (index, num_steps) = (steps.start, steps.clone().count());
-        let num_examples = self.sampler.global_batch().saturating_mul(num_steps as u64);
+        let num_examples = self.split.batch_per_replica() * self.split.num_batch_shards();
+        let num_examples = (num_examples as u64).saturating_mul(num_steps as u64);
         check_bytes(self.source.as_ref(), num_examples)?;
         let batches: Vec<_> =
             steps.map(|k| (self.sampler.batch(k), self.sampler.epoch(k))).collect();
         let mut examples = vec![];
         for shard in &*self.shards {
             for (ids, epoch) in &batches {
-                let per_shard = ids.len() / self.num_batch_shards;
-                let piece = &ids[shard * per_shard..][..per_shard];
-                examples.extend(piece.iter().map(|id| Example { id: *id, epoch: Some(*epoch) }));
+                let places = self.split.places_of_shard(*shard);
+                examples
+                    .extend(places.map(|place| Example { id: ids[place], epoch: Some(*epoch) }));
             }
         }
         // Of the whole batch, so that all replicas run the same program.

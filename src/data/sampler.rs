@@ -34,11 +34,6 @@ impl Sampler {
         Self { key, num_examples, global_batch: global_batch as u64 }
     }
 
-    /// Examples per batch, over all replicas.
-    pub(super) fn global_batch(&self) -> u64 {
-        self.global_batch
-    }
-
     /// Whole batches per epoch.
     pub fn batches_per_epoch(&self) -> u64 {
         self.num_examples.checked_div(self.global_batch).unwrap_or(0)

@@ -97,6 +97,9 @@ pub struct RunInfo {
     pub mesh: BTreeMap<&'static str, usize>,
     /// Examples per step.
     pub global_batch: usize,
+    /// The share of what the replicas compute that counts: below 1 if some microbatches are
+    /// surplus.
+    pub batch_efficiency: f64,
     /// Number of values in the model's parameters.
     pub num_params: u64,
     /// Bytes of the state on one replica: parameters, model state and optimizer state.

@@ -29,6 +29,9 @@ pub struct Summary {
     pub mesh: BTreeMap<&'static str, usize>,
     /// Examples per step.
     pub global_batch: usize,
+    /// The share of what the replicas compute that counts: below 1 if some microbatches are
+    /// surplus.
+    pub batch_efficiency: f64,
     /// Mean training loss of the last step.
     pub final_loss: Option<f64>,
     /// Mean loss over the evaluation split, after step `eval_step`.
@@ -180,6 +183,7 @@ impl Sink for SummaryFile {
                 summary.num_processes = info.num_processes;
                 summary.mesh = info.mesh.clone();
                 summary.global_batch = info.global_batch;
+                summary.batch_efficiency = info.batch_efficiency;
                 summary.wall_secs = info.elapsed_secs;
                 summary.num_params = info.num_params;
                 summary.state_bytes_per_replica = info.state_bytes_per_replica;

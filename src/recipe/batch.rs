@@ -126,7 +126,10 @@ pub(super) fn shape(recipe: &Recipe<'_>) -> Vec<Found> {
             "{} microbatches of a single example: correct, but as slow as it can be",
             split.num_microbatches()
         );
-        let change = "lower train.num_microbatches as far as memory allows";
+        let change = match recipe.config.train.microbatch {
+            Some(_) => "raise train.microbatch as far as memory allows",
+            None => "lower train.num_microbatches as far as memory allows",
+        };
         found.push(Found::new(Severity::Note, reason, change, vec![]));
     }
     found

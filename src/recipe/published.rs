@@ -214,6 +214,7 @@ impl PublishedRecipe {
         }
         if let Some(Value::Table(train)) = file.get_mut("train") {
             train.insert("global_batch".into(), Value::Integer(batch as i64));
+            train.remove("microbatch");
             train.remove("num_microbatches");
         }
         if let Some(Value::Table(schedule)) = file.get_mut("schedule") {

@@ -1,7 +1,7 @@
 //! Accumulation: the microbatches of a replica's part of the batch, and the sums over them.
 
 use hlo::random::Key;
-use hlo::{Tensor, TensorType, Tree, grad};
+use hlo::{DType, Tensor, TensorType, Tree, grad};
 use models::{Batch, Scope, Training};
 
 use super::declare::StepParam;
@@ -16,7 +16,7 @@ pub(super) struct Sums<'g> {
     /// the VJP of [`ParallelPlan::for_step`](crate::parallel::ParallelPlan::for_step). None if they
     /// are not asked for.
     pub gradients: Vec<Tensor<'g>>,
-    /// The observations of each running mean, added up over microbatches.
+    /// The observations of each running mean, added up over microbatches that are not surplus.
     pub observed: Vec<Tensor<'g>>,
 }
 
@@ -77,7 +77,7 @@ impl Accumulate for Sequential {
                 let first_example = carry.first_example + index * spec.microbatch as f64;
                 let training = spec.training(Key::from_words(carry.key), first_example);
                 let fields = carry.fields.map(|_, x| x.index_leading(index));
-                let weight = spec.ones(index.tracer(), spec.microbatch);
+                let weight = spec.weights(index.tracer(), || first_example);
                 let batch = Batch { fields, weight };
                 let more = microbatch(step, &params, &model_state, &batch, training, is_training);
                 let sums: Vec<_> =
@@ -124,7 +124,7 @@ impl<'g> Carry<'g> {
             sums: Sums { loss: none, weight: none, gradients, observed },
             params: params.values().map(|p| p.once_per_step.unwrap_or(p.tensor)).collect(),
             key: inputs.training.key.words(),
-            first_example: inputs.training.first_example,
+            first_example: inputs.first_example,
             fields: spec.microbatches(&inputs.batch.fields),
         }
     }
@@ -164,6 +164,11 @@ fn microbatch<'g>(
         .with_param_use(step.at_use())
         .with_options(spec.layer_options());
     let loss = spec.model.loss(&scope, batch);
+    if spec.has_surplus() && !loss.weight.is_computed_from(batch.weight) {
+        let message = "the loss must count each example by its weight in the batch: with \
+                       train.microbatch, replicas run some microbatches with weight 0";
+        loss.weight.reject("loss", message);
+    }
     // A constant weight counts this replica's examples.
     let weight = match loss.weight.is_gradient_free() {
         true => loss.weight.vary(loss.sum.varying()),
@@ -180,8 +185,16 @@ fn microbatch<'g>(
     let (of_loss, of_weight) = (loss.sum.convert(dtype), weight.convert(dtype));
     let gradients = if is_training { grad(loss.sum, &wrt) } else { vec![] };
     let observed = scope.observed();
+    // Of a surplus microbatch nothing counts.
+    let counted = |observed: Tensor<'g>| match spec.has_surplus() {
+        true => {
+            observed
+                * batch.weight.index_leading(t.scalar(DType::U32, 0.0)).convert(observed.dtype())
+        }
+        false => observed,
+    };
     let observed = model_state.iter().map(|(path, ty)| {
-        observed.get(path).copied().unwrap_or_else(|| {
+        observed.get(path).copied().map(counted).unwrap_or_else(|| {
             let missing = t.full(ty.dtype, &ty.dims, 0.0);
             missing.reject("observe", format!("training does not observe `{path}`"));
             missing

@@ -40,8 +40,11 @@ pub struct StepSpec<'a> {
     pub plan: ParallelPlan,
     /// Examples of one forward and backward pass on one replica.
     pub microbatch: usize,
-    /// Number of such passes per step; their gradients are accumulated.
+    /// Number of such passes per step on one replica; their gradients are accumulated.
     pub num_microbatches: usize,
+    /// Microbatches of the global batch. Passes beyond them are surplus: they have weight 0, and
+    /// the examples of the last microbatch.
+    pub num_global_microbatches: usize,
     /// Element types of parameters and computation.
     pub precision: Precision,
     /// The update rule.
@@ -160,10 +163,44 @@ impl<'a> StepSpec<'a> {
         })
     }
 
-    /// What layers read in training, for a microbatch from this example of the global batch on.
+    /// `true` if some passes are surplus.
+    pub(super) fn has_surplus(&self) -> bool {
+        self.num_global_microbatches < self.num_microbatches * self.plan.mesh.num_batch_shards()
+    }
+
+    /// `true` if all passes of some replicas are surplus.
+    pub(super) fn has_idle_shard(&self) -> bool {
+        let last_shard = self.plan.mesh.num_batch_shards().saturating_sub(1);
+        self.num_global_microbatches <= self.num_microbatches * last_shard
+    }
+
+    /// What layers read in training, for a microbatch from this example of the global batch on;
+    /// beyond its end, what they read for the last microbatch.
     pub(super) fn training<'g>(&self, key: Key<'g>, first_example: Tensor<'g>) -> Training<'g> {
         let (num_examples, batch_axes) = (self.microbatch, self.plan.batch_axes());
+        let first_example = match self.has_surplus() {
+            true => {
+                let last = self.num_global_microbatches.saturating_sub(1) * num_examples;
+                first_example.minimum(last as f64)
+            }
+            false => first_example,
+        };
         Training { key, first_example, num_examples, batch_axes }
+    }
+
+    /// The weights of the examples of a microbatch from this example of the global batch on,
+    /// `[microbatch]`: 1, or 0 beyond its end.
+    pub(super) fn weights<'g>(
+        &self,
+        t: &'g Tracer,
+        first_example: impl FnOnce() -> Tensor<'g>,
+    ) -> Tensor<'g> {
+        if !self.has_surplus() {
+            return self.ones(t, self.microbatch);
+        }
+        let end = self.num_global_microbatches as f64 * self.microbatch as f64;
+        let counts = first_example().less(end).convert(self.precision.params);
+        counts.broadcast_in_dim(&[self.microbatch], &[]).vary(self.plan.batch_axes())
     }
 
     /// Converts float fields to the compute dtype.

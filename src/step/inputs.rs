@@ -15,6 +15,9 @@ pub(super) struct StepInputs<'g> {
     pub step: Tensor<'g>,
     pub num_skipped: Tensor<'g>,
     pub batch: Batch<'g>,
+    /// Index, in the global batch, of the first example of this replica's first microbatch: a u32
+    /// scalar, beyond the end of the batch if that microbatch is surplus.
+    pub first_example: Tensor<'g>,
     pub training: Training<'g>,
 }
 
@@ -28,11 +31,15 @@ impl<'g> StepInputs<'g> {
         };
         let (step, num_skipped) = (state[STEP], state[NUM_SKIPPED]);
         let seed = t.input(SEED, TensorType::new(DType::U32, &[2]));
-        let batch = spec.batch_inputs(t, spec.batch_per_replica());
+        let mut batch = spec.batch_inputs(t, spec.batch_per_replica());
         let shard = t.replica_id(spec.plan.batch_axes());
         let first_example = shard * spec.batch_per_replica() as f64;
+        // With several microbatches, each has weights of its own.
+        if spec.num_microbatches == 1 && spec.has_surplus() {
+            batch.weight = spec.weights(t, || first_example);
+        }
         let training = spec.training(Key::from_seed(seed).fold_in(step), first_example);
-        Self { training, leaves, state, step, num_skipped, batch }
+        Self { first_example, training, leaves, state, step, num_skipped, batch }
     }
 
     pub fn params(&self) -> Tree<Tensor<'g>> {

@@ -54,7 +54,7 @@ pub fn trace_grad(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 /// `num_skipped`. With [`OnNonfinite::Stop`] all later steps leave it unchanged too, so that
 /// launches already enqueued have no effect. All replicas decide from the same values, so they
 /// decide alike. `replica_loss` is each replica's own mean loss, not reduced: it shows which
-/// replica was not finite.
+/// replica was not finite. It is 0 on a replica with surplus microbatches only.
 ///
 /// With [`StepSpec::local_steps`] each replica along `data` decides for itself, and `metrics` are
 /// its own.
@@ -182,7 +182,7 @@ struct Gradients<'g> {
     weight: Tensor<'g>,
     /// This replica's own mean loss.
     replica_loss: Tensor<'g>,
-    /// Means over replicas and microbatches, under the running means' paths.
+    /// Means over the microbatches of the global batch, under the running means' paths.
     observed: Tree<Tensor<'g>>,
 }
 
@@ -203,9 +203,19 @@ fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &StepInputs<'g>) -> Gradients<
         scale,
         loss: global(spec, loss) * scale,
         weight: total_weight,
-        replica_loss: (loss / weight).vary(spec.plan.batch_axes()),
+        replica_loss: replica_loss(spec, loss, weight).vary(spec.plan.batch_axes()),
         observed: observed_everywhere(spec, inputs, &observed),
     }
+}
+
+/// A replica's own mean loss, from its sums; 0 if it has surplus microbatches only.
+fn replica_loss<'g>(spec: &StepSpec<'_>, loss: Tensor<'g>, weight: Tensor<'g>) -> Tensor<'g> {
+    if !spec.has_idle_shard() {
+        return loss / weight;
+    }
+    let counts = weight.greater(0.0);
+    let weight = counts.select(weight, weight.full_like(1.0));
+    counts.select(loss / weight, loss.full_like(0.0))
 }
 
 /// The sums of this replica's part of the batch.
@@ -260,8 +270,8 @@ fn sum_gradients<'g>(
     (totals.into_iter().rev().collect(), next_comm)
 }
 
-/// Means over replicas and microbatches, from each replica's sums, in one collective for all of
-/// them.
+/// Means over the microbatches of the global batch, from each replica's sums, in one collective for
+/// all of them.
 fn observed_everywhere<'g>(
     spec: &StepSpec<'_>,
     inputs: &StepInputs<'g>,
@@ -276,7 +286,8 @@ fn observed_everywhere<'g>(
         true => sums,
         false => first.tracer().all_reduce(&sums, Reduction::Sum, axes),
     };
-    let count = (spec.plan.mesh.group_size(axes) * spec.num_microbatches) as f64;
+    let num_workers = spec.plan.mesh.group_size(spec.own_axes());
+    let count = (spec.num_global_microbatches / num_workers) as f64;
     paths.paths().map(str::to_owned).zip(totals.into_iter().map(|total| total / count)).collect()
 }
 

@@ -41,6 +41,9 @@ pub struct Knobs {
     pub num_microbatches: usize,
     /// `train.batch_per_replica`, if that is set and not the global batch.
     pub batch_per_replica: Option<usize>,
+    /// The global batch, if `train.microbatch` is set: the microbatch divides it, and their number
+    /// follows.
+    pub batch_of_fixed: Option<usize>,
     /// `true` if blocks are recomputed in the backward pass; `None` if the model has no such
     /// option.
     pub remat: Option<bool>,
@@ -218,10 +221,20 @@ impl Choice {
         stages == 1 || is_now || (microbatches >= stages && in_turns)
     }
 
+    /// Examples of a microbatch, on all replicas that hold a copy of the model together.
+    fn microbatch(self, knobs: &Knobs) -> usize {
+        knobs.microbatch * self.pieces.num_replicas() / knobs.pieces.num_replicas() / self.parts
+    }
+
     /// The keys that differ from `now`.
     fn sets(self, now: Self, knobs: &Knobs) -> Vec<String> {
         let mut sets = vec![];
-        if self.parts != now.parts {
+        if knobs.batch_of_fixed.is_some() {
+            let microbatch = self.microbatch(knobs);
+            if microbatch != knobs.microbatch {
+                sets.push(format!("train.microbatch={microbatch}"));
+            }
+        } else if self.parts != now.parts {
             sets.push(format!("train.num_microbatches={}", knobs.num_microbatches * self.parts));
         }
         let (pieces, of_now) = (self.pieces, now.pieces);
@@ -423,6 +436,11 @@ fn choices(least: Option<Choice>, remats: &[bool], knobs: &Knobs) -> Vec<Choice>
                 for num_chunks in chunks(pieces, knobs) {
                     let with = |parts| Choice { pieces, num_chunks, fsdp, zero, remat, parts };
                     let all = divisors(num_examples / now).map(with);
+                    let divides = |choice: &Choice| {
+                        let microbatch = choice.microbatch(knobs);
+                        knobs.batch_of_fixed.is_none_or(|batch| batch.is_multiple_of(microbatch))
+                    };
+                    let all = all.filter(divides);
                     found.extend(all.filter(|choice| choice.takes_turns(knobs)));
                 }
             }
@@ -475,6 +493,7 @@ mod tests {
             microbatch: 12,
             num_microbatches: 2,
             batch_per_replica: None,
+            batch_of_fixed: None,
             remat: Some(false),
             mesh: Mesh::data(num_replicas),
             zero: 1,
@@ -528,6 +547,14 @@ mod tests {
         assert!(sets.contains(&"model.remat=true".to_owned()), "{sets:?}");
         assert!(!sets.iter().any(|sets| sets.contains("num_microbatches=12")), "{sets:?}");
         assert!(num_too_large > 0 && found.iter().all(|one| one.peak_bytes <= 16 * GIB));
+        // Microbatches of a fixed size are made smaller, and still divide the batch.
+        let fixed = |batch: usize| Knobs { batch_of_fixed: Some(batch), ..knobs(6 * GIB, 4) };
+        for (batch, expected) in [(84, "train.microbatch=4"), (108, "train.microbatch=4")] {
+            let (found, _) = candidates(&memory(6 * GIB, 25 * GIB), &fixed(batch));
+            let sets: Vec<_> = found.iter().map(|suggestion| suggestion.sets.join(" ")).collect();
+            assert!(sets.contains(&expected.to_owned()), "{sets:?}");
+            assert!(!sets.join(" ").contains("num_microbatches"), "{sets:?}");
+        }
         // The advice may be to keep tensors whole that are sharded or recomputed now.
         let mut sharded = knobs(2 * GIB, 4);
         sharded.mesh = Mesh::new(&[(Axis::Fsdp, 4)]);

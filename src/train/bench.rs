@@ -93,10 +93,7 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
     let (client, run, mut trainer) =
         setup::start(job, Processes::default(), &spans, || Ok(()), |_, _, _| Ok(None))?;
     let (num_replicas, seed) = (run.plan.mesh.num_replicas(), job.config.train.seed);
-    let (global_batch, num_batch_shards) = (run.batch.global_batch(), run.batch.num_batch_shards());
-    let batches =
-        TrainBatches::new(job.splits.train.clone(), seed, global_batch, num_batch_shards)?
-            .of_full_size();
+    let batches = TrainBatches::split(job.splits.train.clone(), seed, run.batch)?.of_full_size();
     let sender = trainer.batch_sender();
     let rate = run.schedule.lr(0);
     let timed = |trainer: &mut Trainer, index: usize, part_by_part: bool| -> Result<_, Error> {

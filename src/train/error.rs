@@ -438,8 +438,8 @@ fn advice(error: &pjrt::Error) -> &'static str {
     match error.is_out_of_memory() {
         true => {
             ". The memory is too small for this run: use a smaller batch, or more microbatches \
-             (train.num_microbatches); recompute activations (model.remat = true) where the model \
-             can; or shard the state over more devices (mesh.fsdp, parallel.zero)"
+             (train.num_microbatches, or a smaller train.microbatch); recompute activations \
+             (model.remat = true) where the model can; or shard the state over more devices (mesh.fsdp, parallel.zero)"
         }
         false => "",
     }

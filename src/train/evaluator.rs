@@ -127,6 +127,7 @@ impl<'a> EvalSpec<'a> {
             plan: self.plan,
             microbatch: self.batch_per_replica,
             num_microbatches: 1,
+            num_global_microbatches: mesh.num_batch_shards(),
             precision: self.precision,
             optimizer: &optimizer,
             gather_mask: &optim::Mask::Matrices,

@@ -81,11 +81,10 @@ impl<'a> Loop<'a> {
         recorder: &'a mut Recorder,
         saver: Option<Saver>,
     ) -> Result<Self, Error> {
-        let (config, num_batch_shards) = (&job.config.train, run.batch.num_batch_shards());
+        let seed = job.config.train.seed;
         let due_steps = DueSteps::new(job.config, run.length.total_steps());
-        let (train, global_batch) = (job.splits.train.clone(), run.batch.global_batch());
         let sender = trainer.batch_sender();
-        let batches = TrainBatches::new(train, config.seed, global_batch, num_batch_shards)?;
+        let batches = TrainBatches::split(job.splits.train.clone(), seed, run.batch)?;
         let batches = batches.of_shards(sender.shards().clone());
         let launches = due_steps.launches(trainer.steps_taken(), run.steps_per_launch as u64);
         let launches = launches.map(move |steps| batches.launch(steps));

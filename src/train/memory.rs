@@ -210,8 +210,8 @@ impl Memory {
                 "shard the state over more devices (mesh.fsdp), or use a smaller model"
             }
             (false, ..) => {
-                "use a smaller batch, or more microbatches (train.num_microbatches), or recompute \
-                 activations (model.remat = true) where the model can"
+                "use a smaller batch, or more microbatches (train.num_microbatches, or a smaller \
+                 train.microbatch), or recompute activations (model.remat = true) where the model can"
             }
         }
     }

@@ -73,6 +73,7 @@ impl Recorder {
             num_processes: processes.this().num_processes,
             mesh: MeshConfig::AXES.map(|axis| (axis.name(), run.plan.mesh.size(axis))).into(),
             global_batch: run.batch.global_batch(),
+            batch_efficiency: run.batch.efficiency(),
             num_params: trainer.num_params(),
             state_bytes_per_replica: state_bytes.sum(),
             seed: job.config.train.seed,

@@ -97,9 +97,9 @@ impl Run {
         config.model.batch_norm_group().map_or(Ok(()), |group| batch.check_norm_group(group))?;
         check_tensor(config, &fields, batch.microbatch(), mesh)?;
         check_stages(config, mesh)?;
-        check_turns(config, mesh, batch.num_microbatches())?;
+        check_turns(config, mesh, &batch)?;
         let length = RunLength::new(config.train.length, num_examples, batch.global_batch())?;
-        check_local_steps(config, mesh, length.total_steps())?;
+        check_local_steps(config, mesh, &batch, length.total_steps())?;
         let mut lowering = Lowering::for_platform(platform);
         if let AutoOr::Value(bytes) = config.parallel.bucket_bytes {
             lowering.bucket_bytes = bytes as u64;
@@ -221,6 +221,7 @@ impl Run {
             plan: self.plan,
             microbatch: self.batch.microbatch(),
             num_microbatches: self.batch.num_microbatches(),
+            num_global_microbatches: self.batch.num_global_microbatches(),
             precision: self.precision,
             optimizer: &*self.optimizer,
             gather_mask: &self.gather_mask,
@@ -346,15 +347,30 @@ fn nearest(below: Option<usize>, above: Option<usize>) -> String {
 ///
 /// # Errors
 /// Says what to change.
-fn check_turns(config: &Config, mesh: Mesh, num_microbatches: usize) -> Result<(), Error> {
+fn check_turns(config: &Config, mesh: Mesh, batch: &BatchSplit) -> Result<(), Error> {
+    let num_microbatches = batch.num_microbatches();
     let (num_stages, chunks) = (mesh.size(Axis::Pipeline), config.parallel.num_pipeline_chunks());
     if chunks == 1 || num_stages == 1 || num_microbatches.is_multiple_of(num_stages) {
         return Ok(());
     }
+    let change = match config.train.microbatch {
+        None => format!("train.num_microbatches to a multiple of {num_stages}, or "),
+        Some(now) => {
+            let (size, shards) = (batch.global_batch(), batch.num_batch_shards());
+            let fits = |microbatch: &usize| {
+                size.is_multiple_of(*microbatch)
+                    && (size / microbatch).div_ceil(shards).is_multiple_of(num_stages)
+            };
+            let (below, above) = ((1..now).rev().find(fits), (now..=size).find(fits));
+            match (below, above) {
+                (None, None) => String::new(),
+                _ => format!("train.microbatch to {}, or ", nearest(below, above)),
+            }
+        }
+    };
     let reason = format!(
         "with parallel.pipeline_chunks = {chunks} the stages take microbatches by {num_stages}, \
-         which does not divide {num_microbatches}; set train.num_microbatches to a multiple of \
-         {num_stages}, or parallel.pipeline_chunks to 1"
+         which does not divide {num_microbatches}; set {change}parallel.pipeline_chunks to 1"
     );
     Err(Error::Pipeline { num_stages, reason })
 }
@@ -381,7 +397,12 @@ fn local_steps(config: &Config) -> Option<LocalSteps> {
 ///
 /// # Errors
 /// Says what to change.
-fn check_local_steps(config: &Config, mesh: Mesh, total_steps: u64) -> Result<(), Error> {
+fn check_local_steps(
+    config: &Config,
+    mesh: Mesh,
+    batch: &BatchSplit,
+    total_steps: u64,
+) -> Result<(), Error> {
     let every = config.sync.every;
     if every == 1 {
         return Ok(());
@@ -393,6 +414,14 @@ fn check_local_steps(config: &Config, mesh: Mesh, total_steps: u64) -> Result<()
              has {num_data} of them among {}; set mesh.data to 2 or more and other axes to 1, or \
              sync.every to 1",
             counted(mesh.num_replicas(), "replica")
+        );
+        return Err(Error::LocalSteps { every, reason });
+    }
+    if batch.efficiency() < 1.0 {
+        let reason = format!(
+            "replicas train on equal shares of the batch, and {num_data} do not divide its {}; \
+             set mesh.data or train.microbatch so that they do, or sync.every to 1",
+            counted(batch.num_global_microbatches(), "microbatch")
         );
         return Err(Error::LocalSteps { every, reason });
     }

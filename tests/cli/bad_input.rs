@@ -125,6 +125,21 @@ fn keys_and_values() {
             &["compile.overrides.xla_cpu_enable_fast_math=[1]", "train.steps=x"],
             &["2 errors in", "--set train.steps=x: train.steps: found string \"x\""],
         ),
+        (
+            &["train.global_batch=26", "train.microbatch=4", "mesh.data=auto"],
+            &[
+                "train.global_batch: 26 is not a multiple of train.microbatch = 4; the nearest that \
+               would be: 24 or 28; or set train.microbatch to 2",
+            ],
+        ),
+        (
+            &["train.microbatch=4", "train.num_microbatches=2"],
+            &[
+                "train.num_microbatches: found 2; allowed: \"auto\" beside train.microbatch = 4, or \
+               leave one of them out",
+            ],
+        ),
+        (&["train.microbatch=0"], &["train.microbatch: found 0; allowed: a whole number from 1"]),
         (&["data.path=."], &["cannot read the data file", "is a directory", "data.path"]),
         (&["device.backend=gpu"], &["\"gpu\" is not a backend, did you mean \"cuda\"?"]),
         (&["device.backend=./nowhere.so"], &["cannot read the plugin", "nowhere.so"]),
@@ -169,6 +184,11 @@ fn meshes_with_stages() {
             &["mesh.pipeline = 2: with parallel.pipeline_chunks = 3 the stages take \
                  microbatches by 2, which does not divide 3; set train.num_microbatches to a \
                  multiple of 2, or parallel.pipeline_chunks to 1"],
+        ),
+        (
+            &["mesh.pipeline=2", "parallel.pipeline_chunks=3", "train.microbatch=16"],
+            &["microbatches by 2, which does not divide 3; set train.microbatch to 12 or 24, or \
+               parallel.pipeline_chunks to 1"],
         ),
         (
             &["mesh.pipeline=2", "train.num_microbatches=5"],

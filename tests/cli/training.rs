@@ -28,7 +28,7 @@ const STEP_FIELDS: [&str; 13] = [
     "examples_per_sec",
 ];
 const EVAL_FIELDS: [&str; 3] = ["eval_loss", "eval_accuracy", "eval_top5_accuracy"];
-const SUMMARY_FIELDS: [&str; 38] = [
+const SUMMARY_FIELDS: [&str; 39] = [
     "evaluation_secs",
     "num_proofs",
     "proof_secs",
@@ -47,6 +47,7 @@ const SUMMARY_FIELDS: [&str; 38] = [
     "num_processes",
     "mesh",
     "global_batch",
+    "batch_efficiency",
     "final_loss",
     "eval_loss",
     "eval_accuracy",
@@ -104,6 +105,35 @@ fn digits_are_learned_on_any_number_of_replicas() {
         let said =
             format!("64 = {} microbatch * 1 num_microbatches * {num_replicas}", 64 / num_replicas);
         assert!(done.stderr.contains(&said), "{}", done.stderr);
+    }
+}
+
+/// 6 microbatches on 4 replicas, which run 2 each.
+#[test]
+fn replicas_that_do_not_divide_the_microbatches_train_all_the_same() {
+    let run = |replicas: usize| {
+        let mesh = format!("mesh.data={replicas}");
+        let sets = [
+            "train.global_batch=24",
+            "train.microbatch=4",
+            "train.steps=8",
+            "schedule.warmup=none",
+            &mesh,
+        ];
+        let done = lockstep(&train_args(&sets, &["--json"])).succeeded();
+        (done.json(), done.stderr)
+    };
+    let (one, said) = run(1);
+    assert!(said.contains("24 = 4 microbatch * 6 num_microbatches * 1 replica"), "{said}");
+    let (four, said) = run(4);
+    let expected = "batch: 24 = 4 microbatch * 6 microbatches; 4 replicas run 2 each, and 75 % of \
+                    that counts";
+    assert!(said.contains(expected), "{said}");
+    let efficiency = |summary: &Value| summary["batch_efficiency"].as_f64().unwrap();
+    assert_eq!((efficiency(&one), efficiency(&four)), (1.0, 0.75));
+    for field in ["final_loss", "eval_loss"] {
+        let [a, b] = [&one, &four].map(|summary| summary[field].as_f64().unwrap());
+        assert!((a - b).abs() < 1e-4 * a, "{field}: {a} and {b}");
     }
 }
 
@@ -391,6 +421,14 @@ fn sharded_state_goes_with_every_other_choice() {
             ),
         ),
         ("digits", &["train.global_batch=62"], Some("train.global_batch: 62 does not divide")),
+        (
+            "resnet20-synthetic",
+            &[&small_resnet[..], &["train.microbatch=4"]].concat(),
+            Some(
+                "model.batch_norm_group: it must divide train.microbatch = 4, so that any replica \
+                 may run any microbatch; the nearest that does: 4",
+            ),
+        ),
     ];
     for (name, sets, refusal) in cases {
         let all = [sets, &SHARDED[..], &["train.steps=6", "schedule.warmup=none", QUICK]].concat();

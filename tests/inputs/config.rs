@@ -81,7 +81,10 @@ fn values_and_defaults_are_read() {
     assert_eq!(config.train.batch, BatchSize::Global(64));
     assert_eq!(config.train.length, Length::Steps(500));
     assert_eq!((config.train.seed, config.train.eval_every), (0, 0));
-    assert_eq!((config.train.num_microbatches, config.train.check_lockstep_every), (1, 50));
+    assert_eq!(
+        (config.train.num_microbatches, config.train.check_lockstep_every),
+        (AutoOr::Auto, 50)
+    );
     assert_eq!(config.train.on_nonfinite, OnNonfinite::Stop);
     assert_eq!(config.train.precision, PrecisionConfig::F32);
     let UpdateRule::AdamW(adamw) = &config.optimizer.rule else { panic!("{:?}", config.optimizer) };
@@ -974,6 +977,12 @@ fn counts_have_limits_far_beyond_any_run() {
         ),
         (&["train.steps=100000001"], "from 1 to 100000000"),
         (&["train.num_microbatches=65537"], "from 1 to 65536"),
+        (&["train.microbatch=65537"], "from 1 to 65536"),
+        (
+            &["train.global_batch=16777216", "train.microbatch=16"],
+            "1048576 microbatches of train.microbatch = 16, and 65536 is the most; set \
+             train.microbatch to 256 or more",
+        ),
         (&["train.steps_per_launch=65537"], "from 1 to 65536"),
         (&["train.global_batch=16777217"], "from 1 to 16777216"),
         (&["mesh.data=131073"], "\"auto\" or a whole number from 1 to 131072"),

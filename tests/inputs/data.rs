@@ -1,5 +1,6 @@
 //! Batches on any number of replicas, evaluation that covers everything once, and the data thread.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fs;
 use std::path::Path;
@@ -9,7 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use hlo::{DType, Literal};
-use lockstep::config::{self, Config};
+use lockstep::config::{self, BatchSize, BatchSplit, Config, Microbatches};
 use lockstep::data::{
     Error, EvalBatches, Field, HostBatch, Prefetch, PrefetchError, Purpose, Source, Synthetic,
     TrainBatches, open, open_for,
@@ -104,6 +105,48 @@ fn the_global_batch_is_the_same_on_any_number_of_replicas() {
             for field in ["x", "y"] {
                 assert_eq!(whole(&cut, field), whole(&one, field), "{field}, batch {k}, {n}");
             }
+        }
+    }
+}
+
+/// Microbatches of 4: surplus ones are copies of the last of their batch, and each example of an
+/// epoch is in one that counts.
+#[test]
+fn an_epoch_of_microbatches_is_the_same_on_any_number_of_replicas() {
+    let source = source(100);
+    for num_microbatches in [4, 5, 6] {
+        let size = 4 * num_microbatches;
+        let one = TrainBatches::new(source.clone(), 7, size, 1).unwrap();
+        for num_replicas in [1, 2, 3, 4, 5, 8] {
+            let batch = BatchSize::Global(size);
+            let split = BatchSplit::new(batch, Microbatches::Size(4), num_replicas).unwrap();
+            let batches = TrainBatches::split(source.clone(), 7, split).unwrap();
+            let launch = batches.launch(3..5).unwrap();
+            let mut shards = vec![vec![]; num_replicas];
+            let mut seen = vec![];
+            for k in 0..100 / size as u64 {
+                let batch = batches.get(k).unwrap();
+                let places = whole(&batch, "x");
+                let (counts, surplus) = places.split_at(2 * size);
+                assert_eq!(counts, whole(&one.get(k).unwrap(), "x"));
+                let last = &counts[2 * (size - 4)..];
+                assert!(surplus.chunks(8).all(|microbatch| microbatch == last));
+                seen.extend(counts.chunks(2).map(|x| x.iter().map(|x| x.to_bits()).collect()));
+                if (3..5).contains(&k) {
+                    let x = &batch.fields["x"];
+                    shards.iter_mut().zip(x).for_each(|(all, x)| all.extend(x.to_f64()));
+                }
+            }
+            let num_seen = seen.len();
+            assert_eq!(seen.into_iter().collect::<BTreeSet<Vec<u64>>>().len(), num_seen);
+            if 100 / size >= 5 {
+                let of_launch = launch.fields["x"].iter().map(|x| x.to_f64());
+                assert!(of_launch.eq(shards), "{num_replicas}");
+            }
+            // A process reads its own shards.
+            let last = num_replicas - 1;
+            let own = batches.clone().of_shards([last].into()).get(2).unwrap();
+            assert_eq!(own.fields["x"][0], batches.get(2).unwrap().fields["x"][last]);
         }
     }
 }

@@ -120,6 +120,7 @@ impl Setting {
             plan: ParallelPlan::new(Mesh::data(self.num_replicas), GatherAt::Step),
             microbatch: BATCH / self.num_replicas / self.num_microbatches,
             num_microbatches: self.num_microbatches,
+            num_global_microbatches: self.num_microbatches * self.num_replicas,
             precision: models::Precision::uniform(self.dtype),
             optimizer,
             gather_mask: &Mask::Matrices,

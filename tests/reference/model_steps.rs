@@ -133,6 +133,7 @@ impl Case<'_> {
             plan: ParallelPlan::new(Mesh::data(num_replicas), GatherAt::Step),
             microbatch: self.batch / num_replicas,
             num_microbatches: 1,
+            num_global_microbatches: num_replicas,
             precision: Precision::uniform(dtype),
             optimizer: self.optimizer,
             gather_mask: &Mask::Matrices,

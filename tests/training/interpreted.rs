@@ -17,18 +17,18 @@ use rayon::prelude::*;
 
 use crate::tensor::join;
 
-const NUM_STEPS: u64 = 2;
+pub(crate) const NUM_STEPS: u64 = 2;
 const TOLERANCE: f64 = 1e-10;
 
-const MLP: &str = r#"
+pub(crate) const MLP: &str = r#"
 model = { name = "mlp", hidden = [40, 40], dropout = 0.1 }
 data = { source = "synthetic", features = 32 }
 "#;
-const GPT: &str = r#"
+pub(crate) const GPT: &str = r#"
 model = { name = "gpt", num_layers = 2, width = 32, num_heads = 2, context = 8, vocabulary = 32, dropout = 0.1 }
 data = { source = "synthetic_tokens", vocab_size = 32, context = 8 }
 "#;
-const RESNET: &str = r#"
+pub(crate) const RESNET: &str = r#"
 model = { name = "resnet", batch_norm_group = 4 }
 data = { source = "synthetic", image = [3, 4, 4], num_examples = 64 }
 "#;
@@ -46,14 +46,14 @@ const MODELS: [(&str, &[&str]); 5] = [
     (GPT, &["model.remat=true", "model.loss_chunk_rows=24"]),
     (GPT, &["model.scan_layers=true", "model.remat=true"]),
 ];
-const OPTIMIZERS: [&[&str]; 4] = [
+pub(crate) const OPTIMIZERS: [&[&str]; 4] = [
     &["optimizer.momentum=0.9", "optimizer.weight_decay=0.01"],
     &["optimizer.name=adamw", "optimizer.clip_grad_norm=0.5", "optimizer.ema_decay=0.9"],
     &["optimizer.name=lamb"],
     &["optimizer.name=lars", "schedule.peak=1"],
 ];
 const MICROBATCHES: [&[&str]; 2] = [&[], &["train.num_microbatches=2"]];
-const ONE: &[&str] = &["mesh.data=1"];
+pub(crate) const ONE: &[&str] = &["mesh.data=1"];
 const MESHES: [&[&str]; 9] = [
     &["mesh.data=4"],
     &["mesh.data=1", "mesh.fsdp=4", "parallel.zero=1"],
@@ -68,7 +68,7 @@ const MESHES: [&[&str]; 9] = [
 
 /// 4 heads; 4 replicas do not divide the second vocabulary. Chunks of at most 24 rows are 22 of 64
 /// or 128 rows, of which the last chunk lacks some.
-const TENSOR_GPT: &str = r#"
+pub(crate) const TENSOR_GPT: &str = r#"
 model = { name = "gpt", num_layers = 2, width = 32, num_heads = 4, context = 8, vocabulary = 32, dropout = 0.1 }
 data = { source = "synthetic_tokens", vocab_size = 30, context = 8 }
 "#;
@@ -95,7 +95,7 @@ const BESIDE_TENSOR: [&[&str]; 5] = [
 ];
 
 /// 8 blocks: 2 chunks for each of 4 stages.
-const PIPELINE_GPT: &str = r#"
+pub(crate) const PIPELINE_GPT: &str = r#"
 model = { name = "gpt", num_layers = 8, width = 8, num_heads = 2, context = 4, vocabulary = 12, dropout = 0.1 }
 data = { source = "synthetic_tokens", vocab_size = 12, context = 4 }
 "#;
@@ -133,9 +133,12 @@ fn microbatches((num_stages, num_chunks, _): (usize, usize, &str)) -> [usize; 3]
 }
 
 /// Losses, and the model after the last step.
-struct Trained {
+pub(crate) struct Trained {
     losses: Vec<f64>,
-    params: Tree<Literal>,
+    /// Parameters and running means.
+    model: Tree<Literal>,
+    /// Each replica's own loss, by steps.
+    pub(crate) replica_losses: Vec<Vec<f64>>,
 }
 
 /// Values on each replica, by the names of a graph's inputs and outputs.
@@ -148,7 +151,16 @@ fn run_graph(graph: &Graph, values: &Values) -> Values {
 }
 
 /// Trains as `Trainer` does, but in the interpreter.
-fn train(model: &str, sets: &[&str]) -> Trained {
+pub(crate) fn train(model: &str, sets: &[&str]) -> Trained {
+    train_on(model, sets, |_, _| ())
+}
+
+/// [`train`] with a change of the batches: of each field by name, a literal for each replica.
+pub(crate) fn train_on(
+    model: &str,
+    sets: &[&str],
+    change: impl Fn(&str, &mut Vec<Literal>),
+) -> Trained {
     let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
     let text = format!("{model}{REST}");
     let config = Config::parse(&text, Path::new("/runs/a.toml"), &sets).unwrap();
@@ -163,36 +175,44 @@ fn train(model: &str, sets: &[&str]) -> Trained {
     let seed = BTreeMap::from([(step::SEED.to_owned(), seed)]);
     let mut values = run_graph(&step::trace_init(&declared).unwrap(), &seed);
     values.extend(seed);
-    let (batch, shards) = (run.batch.global_batch(), run.batch.num_batch_shards());
-    let batches = TrainBatches::new(splits.train, config.train.seed, batch, shards).unwrap();
+    let batches = TrainBatches::split(splits.train, config.train.seed, run.batch).unwrap();
+    let mut replica_losses = vec![];
     let losses = (0..NUM_STEPS).map(|index| {
         let batch = batches.get(index).unwrap();
         for (field, shards) in batch.fields.iter() {
             let shard = |replica| Literal::clone(&shards[mesh.index(replica, Mesh::BATCH_AXES)]);
-            let of_replicas = (0..mesh.num_replicas()).map(shard).collect();
+            let mut of_replicas = (0..mesh.num_replicas()).map(shard).collect();
+            change(field, &mut of_replicas);
             values.insert(format!("{}{field}", step::BATCH), of_replicas);
         }
         let rate = Literal::scalar(run.schedule.lr(index) as f32);
         values.insert(step::LEARNING_RATE.to_owned(), alike(rate));
         values.extend(run_graph(&step, &values));
+        let of_replicas = values[step::REPLICA_LOSS].iter().map(|loss| loss.to_f64()[0]);
+        replica_losses.push(of_replicas.collect());
         values[step::METRICS_OUTPUT][0].to_f64()[0]
     });
     let losses = losses.collect();
     let whole = |path: &str, leaf: &LeafSpec| join(leaf, &mesh, &values[path]);
-    let specs = step::StateSection::Params.leaves(declared.leaves());
-    let params = specs.map(|path, leaf| whole(&step::StateSection::Params.path(path), leaf));
-    // Stacks of scanned blocks as the rows that files hold.
-    Trained { losses, params: split_rows(&specs, params) }
+    let model = [step::StateSection::Params, step::StateSection::ModelState].map(|section| {
+        let specs = section.leaves(declared.leaves());
+        let leaves = specs.map(|path, leaf| whole(&section.path(path), leaf));
+        // Stacks of scanned blocks as the rows that files hold.
+        split_rows(&specs, leaves)
+    });
+    let [mut model, model_state] = model;
+    model.extend(model_state);
+    Trained { losses, model, replica_losses }
 }
 
-fn check(what: &str, one: &Trained, other: &Trained) {
+pub(crate) fn check(what: &str, one: &Trained, other: &Trained) {
     let close = |a: f64, b: f64, scale: f64| (a - b).abs() < TOLERANCE * scale;
     for (a, b) in one.losses.iter().zip(&other.losses) {
         assert!(close(*a, *b, a.abs()), "{what}: losses {:?} and {:?}", one.losses, other.losses);
     }
-    assert!(one.params.paths().eq(other.params.paths()), "{what}");
-    for (path, a) in one.params.iter() {
-        let (a, b) = (a.to_f64(), other.params[path].to_f64());
+    assert!(one.model.paths().eq(other.model.paths()), "{what}");
+    for (path, a) in one.model.iter() {
+        let (a, b) = (a.to_f64(), other.model[path].to_f64());
         assert_eq!(a.len(), b.len(), "{what}: `{path}`");
         let scale = a.iter().fold(1e-3, |scale: f64, x| scale.max(x.abs()));
         let is_close = a.iter().zip(&b).all(|(a, b)| close(*a, *b, 100.0 * scale));
@@ -203,7 +223,7 @@ fn check(what: &str, one: &Trained, other: &Trained) {
 /// Indices of settings, with `sizes` settings of each kind, such that each pair of settings of
 /// different kinds occurs: greedily, the most new pairs first. With `LOCKSTEP_FULL` all
 /// combinations.
-fn combinations(sizes: &[usize]) -> Vec<Vec<usize>> {
+pub(crate) fn combinations(sizes: &[usize]) -> Vec<Vec<usize>> {
     let mut all = vec![vec![]];
     for size in sizes {
         let longer = |start: &Vec<usize>| {

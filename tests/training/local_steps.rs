@@ -80,6 +80,7 @@ fn graphs(
         plan: ParallelPlan::new(Mesh::data(num_replicas), GatherAt::Step),
         microbatch: EXAMPLES / num_microbatches,
         num_microbatches,
+        num_global_microbatches: num_microbatches * num_replicas,
         precision: Precision::uniform(DType::F64),
         optimizer: &*from_config(&config.optimizer),
         gather_mask: &Mask::Matrices,
@@ -440,6 +441,8 @@ fn what_does_not_fit_is_refused_in_words() {
     assert!(found.contains("set train.steps to 3 ("), "{found}");
     let found = error(&[], 1);
     assert!(found.contains("set mesh.data to 2 or more"), "{found}");
+    let found = error(&["train.global_batch=12", "train.microbatch=4"], 2);
+    assert!(found.contains("2 do not divide its 3 microbatches"), "{found}");
     let approximations = resolve(&[], 2).unwrap().approximations();
     assert!(approximations[0].starts_with("local steps: 3 between outer steps"));
     assert!(resolve(&["sync.every=1"], 2).unwrap().local_steps.is_none());

@@ -6,6 +6,7 @@
 //!   and hold
 //! - `interpreted`: every pair of mesh, stage, model and optimizer in the interpreter;
 //!   `LOCKSTEP_FULL=1` for the whole product
+//! - `same_batch`: microbatches of a fixed size, on numbers of replicas that do not divide them
 //! - `gpt`, `resnet`, `stacked`: the ways to run blocks, batch norm over replicas, scanned blocks
 //! - `host_collectives`, `host_kernels`: what this process computes for the CPU backend
 //! - `checkpoints`: a run that is continued is the run that was not interrupted
@@ -36,6 +37,7 @@ mod model_metrics;
 mod nonfinite;
 mod pipeline;
 mod resnet;
+mod same_batch;
 mod stacked;
 mod tensor;
 mod wire;

@@ -49,9 +49,7 @@ fn run(model: &dyn Model, num_steps: u64, sets: &[String]) -> Trained {
     let (client, mesh) = open_devices(&config, |_| ()).unwrap();
     let run = Run::new(&config, &splits, mesh, client.platform()).unwrap();
     let mut trainer = Trainer::new(&client, &run, model, 0).unwrap();
-    let batches =
-        TrainBatches::new(splits.train, 0, run.batch.global_batch(), run.batch.num_batch_shards())
-            .unwrap();
+    let batches = TrainBatches::split(splits.train, 0, run.batch).unwrap();
     let sender = trainer.batch_sender();
     let mut losses = vec![];
     for step in 0..num_steps {

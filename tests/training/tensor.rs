@@ -190,6 +190,7 @@ fn with_microbatches<R>(
         plan,
         microbatch: BATCH / plan.mesh.num_batch_shards() / num_microbatches,
         num_microbatches,
+        num_global_microbatches: num_microbatches * plan.mesh.num_batch_shards(),
         precision: Precision::uniform(DType::F64),
         optimizer: &chain(vec![]),
         gather_mask: &Mask::Matrices,

@@ -109,7 +109,7 @@ const NEEDED: [(&str, &str); 9] = [
 ];
 
 /// Settings beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 24] = [
+const COMPANIONS: [(&str, &[&str]); 25] = [
     ("data.eval_y", &["data.eval_x=other"]),
     ("mesh.data", &["train.global_batch=131072"]),
     ("parallel.zero", &["mesh.fsdp=2"]),
@@ -125,6 +125,7 @@ const COMPANIONS: [(&str, &[&str]); 24] = [
     ("sync.outer_momentum", &["sync.every=2"]),
     ("model.width", &["model.num_heads=1"]),
     ("model.num_heads", &["model.width=1048576"]),
+    ("train.microbatch", &["train.global_batch=65536"]),
     ("train.steps_per_launch", &["train.check_lockstep_every=0"]),
     ("train.patience", &["train.eval_every=1"]),
     ("schedule.base_lr", &["schedule.base_batch=64"]),
@@ -342,7 +343,7 @@ fn some_sets(section: &'static str, choice: &'static str) -> impl Strategy<Value
 fn whatever_is_set_survives_being_written_and_read_again() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut num_accepted = 0;
-    for _ in 0..3000 {
+    for _ in 0..4000 {
         let mut draw =
             |choices: Vec<&'static str>| select(choices).new_tree(&mut runner).unwrap().current();
         let choices: Vec<_> = SECTIONS

@@ -16,7 +16,7 @@ pub(super) struct TickInputs<'g> {
     /// This stage's rows of the parameters of blocks, `[v, n, ..]`.
     pub(super) blocks: Vec<Tensor<'g>>,
     pub(super) key: Key<'g>,
-    /// Of the first microbatch.
+    /// Of the first microbatch; see [`StepInputs::first_example`].
     pub(super) first_example: Tensor<'g>,
     /// The fields of the batch, cut into microbatches: `[num_microbatches, microbatch, ..]`.
     pub(super) fields: Tree<Tensor<'g>>,
@@ -45,7 +45,7 @@ impl<'g> TickInputs<'g> {
             outer,
             blocks,
             key: inputs.training.key,
-            first_example: inputs.training.first_example,
+            first_example: inputs.first_example,
             fields: spec.microbatches(&inputs.batch.fields).map(|_, x| of_stages(x)),
         }
     }
@@ -72,15 +72,25 @@ impl<'g> TickInputs<'g> {
     #[track_caller]
     pub(super) fn batch(&self, step: &DeclaredStep<'_>, microbatch: Tensor<'g>) -> Batch<'g> {
         let fields = self.fields.map(|_, x| x.index_leading(microbatch));
-        Batch { fields, weight: step.spec.ones(microbatch.tracer(), step.spec.microbatch) }
+        let first_example = || self.first_example(step, microbatch);
+        Batch { fields, weight: step.spec.weights(microbatch.tracer(), first_example) }
+    }
+
+    /// Where a microbatch begins in the global batch.
+    #[track_caller]
+    pub(super) fn first_example(
+        &self,
+        step: &DeclaredStep<'_>,
+        microbatch: Tensor<'g>,
+    ) -> Tensor<'g> {
+        self.first_example + microbatch * step.spec.microbatch as f64
     }
 
     /// The scope of embedding and head for a microbatch.
     #[track_caller]
     pub(super) fn scope(&self, step: &DeclaredStep<'_>, microbatch: Tensor<'g>) -> Scope<'g> {
         let spec = &step.spec;
-        let first_example = self.first_example + microbatch * spec.microbatch as f64;
-        let training = spec.training(self.key, first_example);
+        let training = spec.training(self.key, self.first_example(step, microbatch));
         let t = microbatch.tracer();
         Scope::bind(t, spec.precision, self.outer.clone(), Some(training))
             .with_options(spec.layer_options())

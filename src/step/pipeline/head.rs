@@ -103,7 +103,8 @@ impl Tick<'_, '_> {
             fields: Tree::new(),
         };
         let fields = fields.map(|_, ()| next());
-        let batch = Batch { fields, weight: step.spec.ones(t, step.spec.microbatch) };
+        let weights = step.spec.weights(t, || given.first_example(step, *microbatch));
+        let batch = Batch { fields, weight: weights };
         let scope = given.scope(step, *microbatch);
         let first = model.embed(&scope, &batch);
         let is_last = stage(t).equal((self.schedule().num_stages() - 1) as f64);

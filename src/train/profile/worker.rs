@@ -59,9 +59,7 @@ pub fn serve_ops(
     let mut trainer = Trainer::with_programs(&client, &run, lower()?, seed, &spans)?;
     let (_, optimized) = trainer.programs.step.executable.optimized_program()?;
     let sender = trainer.batch_sender();
-    let (global_batch, num_batch_shards) = (run.batch.global_batch(), run.batch.num_batch_shards());
-    let train = job.splits.train.clone();
-    let batches = TrainBatches::new(train, seed, global_batch, num_batch_shards);
+    let batches = TrainBatches::split(job.splits.train.clone(), seed, run.batch);
     let batches = batches.map_err(Error::from)?.of_full_size();
     for index in 0..WARMUP + num_steps {
         let batch = sender.send(batches.get(index as u64).map_err(Error::from)?)?;

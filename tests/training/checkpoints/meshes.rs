@@ -29,6 +29,21 @@ fn a_run_continues_on_any_mesh() {
     continue_alike(&["model.vocabulary=33"], ONE, &chains);
 }
 
+/// The same with microbatches of a fixed size, on numbers of replicas that do not divide them: 8 on
+/// 4, on 3 and on 5, and on 1 or 6 in shards.
+#[test]
+fn a_run_continues_on_any_number_of_replicas() {
+    const FOUR: &[&str] = &["mesh.data=4"];
+    const THREE: &[&str] = &["mesh.data=3"];
+    const FIVE: &[&str] = &["mesh.data=5"];
+    const SIX: &[&str] = &["mesh.data=3", "mesh.fsdp=2", "parallel.zero=2"];
+    continue_alike(
+        &["train.microbatch=2"],
+        &["mesh.data=1"],
+        &[[FOUR, THREE, FIVE], [SIX, FOUR, THREE]],
+    );
+}
+
 /// The same with the blocks in stages, of one chunk or two.
 #[test]
 fn a_run_continues_on_any_stages() {
