@@ -37,8 +37,8 @@ pub fn run(args: &CompileArgs) -> Result<ExitCode> {
         output::check_dir(("--dump", dir), &targets::DUMPED, args.overwrite, is_step)?;
     }
     let step = TargetStep::new(&args.config, &[], &target, target.num_devices())?;
+    step.tell_of_surplus();
     if step.run.plan.mesh.size(Axis::Tensor) > 1 {
-        step.tell_of_surplus();
         step.warn_of_distant_layers(&step.measure()?.timeline, &target);
     }
     say_outer_steps(&step.loaded.config);

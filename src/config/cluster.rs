@@ -55,8 +55,8 @@ pub struct ClusterConfig {
     #[default(300.0)]
     pub join_timeout_secs: f64,
     /// Time without a report after which a process counts as dead, if process 0 runs the
-    /// coordinator. Reports are four times as frequent. Above 8 s, other limits are longer in
-    /// proportion; see [Limits](cluster.md#limits).
+    /// coordinator. Each process sends four reports in that time. Above 8 s, other limits are
+    /// longer in proportion; see [Limits](cluster.md#limits).
     #[schemars(extend(
         "minimum" = MIN_DEAD_AFTER_SECS, "maximum" = MAX_DEAD_AFTER_SECS, "unit" = "seconds"
     ))]

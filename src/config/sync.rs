@@ -16,8 +16,8 @@ use super::{AutoOr, KeyError, MeshConfig, OptimizerConfig, ParallelConfig, Probl
 pub struct SyncConfig {
     /// Steps from one outer step to the next. With more than 1, each replica along `mesh.data`
     /// trains on its own share of the batch, and in every so many steps all take an outer step
-    /// towards the mean of their parameters (DiLoCo): another algorithm, which sends so many times
-    /// fewer bytes. Evaluations, checkpoints and proofs wait for the next outer step. See
+    /// towards the mean of their parameters (DiLoCo): another algorithm, which communicates only
+    /// then. Evaluations, checkpoints and proofs wait for the next outer step. See
     /// [What communication costs](communication.md#local-steps).
     #[schemars(range(min = 1, max = MAX_EVERY), extend("unit" = "steps", "resume" = "refuse"))]
     #[default(1)]
@@ -26,13 +26,13 @@ pub struct SyncConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 10, "absent" = "0.7"))]
     pub outer_learning_rate: Option<f64>,
-    /// The momentum of outer steps, of Nesterov's kind. Only with `every` above 1.
+    /// The Nesterov momentum of outer steps. Only with `every` above 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1, "absent" = "0.9"))]
     pub outer_momentum: Option<f64>,
 }
 
-/// More steps than any run on its own would be worth.
+/// The largest `every`.
 const MAX_EVERY: u64 = 1_000_000;
 
 impl SyncConfig {
@@ -55,7 +55,8 @@ impl Section for SyncConfig {
     }
 }
 
-/// Local steps are those of whole replicas, and send what they send as it is.
+/// With local steps each replica holds the whole model, no gradients are sent, and the engine sums
+/// what outer steps send.
 pub(super) fn check(
     sync: SyncConfig,
     (mesh, parallel): (&MeshConfig, &ParallelConfig),

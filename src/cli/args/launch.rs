@@ -72,7 +72,7 @@ pub struct JobRules {
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub max_restarts: usize,
     /// Seconds without a report after which a worker, a supervisor or the coordinator counts as
-    /// dead; reports are four times as frequent. Above 8, other limits are longer in proportion
+    /// dead; each sends four reports in that time. Above 8, other limits are longer in proportion
     #[arg(long, value_name = "SECS", default_value_t = 8.0)]
     pub dead_after_secs: f64,
     /// Seconds that a phase of a step may last, after which the process is stuck; by default 20
