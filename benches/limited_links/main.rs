@@ -4,6 +4,7 @@
 //! ```text
 //! cargo build --release
 //! cargo bench --bench limited_links -- 2:300:0 4:100:5      processes : Mb/s : ms one way; as root
+//! cargo bench --bench limited_links -- steps:4:100:5         steps of training instead
 //! cargo bench --bench limited_links                         the page from what has been measured
 //! ```
 //! The first form measures with `lockstep bench --collectives` and keeps the points in
@@ -15,6 +16,7 @@ mod formulas;
 #[path = "../../tests/support/links.rs"]
 mod links;
 mod page;
+mod steps;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -54,8 +56,15 @@ fn main() -> Outcome<()> {
     };
     let program = std::env::var_os("LOCKSTEP").map(PathBuf::from);
     let program = program.unwrap_or_else(|| target.join("release/lockstep"));
-    for argument in std::env::args().skip(1).filter(|argument| argument != "--bench") {
-        let cell = measure(&program, &argument)?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut tables = String::new();
+    for argument in arguments.iter().filter(|argument| *argument != "--bench") {
+        if let Some(cell) = argument.strip_prefix("steps:") {
+            let (num_processes, asked) = parse(cell)?;
+            tables += &format!("{}\n", steps::table(&program, num_processes, asked)?);
+            continue;
+        }
+        let cell = measure(&program, argument)?;
         let is_same = |old: &&mut Cell| {
             (old.num_processes, old.megabits_per_sec[0], old.delay_ms[0])
                 == (cell.num_processes, cell.megabits_per_sec[0], cell.delay_ms[0])
@@ -65,6 +74,10 @@ fn main() -> Outcome<()> {
             None => cells.push(cell),
         }
         fs::write(&path, serde_json::to_string(&cells)?)?;
+    }
+    if !tables.is_empty() {
+        println!("{tables}");
+        return Ok(());
     }
     cells.sort_by(|a, b| {
         let key = |cell: &Cell| [cell.num_processes as f64, cell.delay_ms[0]];
@@ -111,18 +124,38 @@ fn processor_secs() -> Outcome<f64> {
     Ok(ticks.iter().sum::<f64>() / TICKS_PER_SEC)
 }
 
-fn measure(program: &Path, cell: &str) -> Outcome<Cell> {
+/// A rate and a delay, as asked for.
+#[derive(Clone, Copy)]
+struct Speed {
+    megabits: f64,
+    delay_ms: f64,
+}
+
+impl Speed {
+    fn link(self) -> LinkSpeed {
+        LinkSpeed {
+            bits_per_sec: 1e6 * self.megabits,
+            delay: Duration::from_secs_f64(self.delay_ms / 1e3),
+        }
+    }
+}
+
+/// A number of processes, and the speed of their links.
+fn parse(cell: &str) -> Outcome<(usize, Speed)> {
     let numbers: Vec<f64> = cell.split(':').map(str::parse).collect::<Result<_, _>>()?;
     let [num_processes, megabits, delay_ms] = numbers[..] else {
         return Err(format!("{cell}: write PROCESSES:MBITS:MS, such as 4:100:5").into());
     };
-    let num_processes = num_processes as usize;
-    if !(2..=8).contains(&num_processes) || num_processes as f64 * megabits * 1e6 > MAX_BITS_PER_SEC
-    {
+    if !(2.0..=8.0).contains(&num_processes) || num_processes * megabits * 1e6 > MAX_BITS_PER_SEC {
         return Err(format!("{cell}: 2 to 8 processes with less than 1 Gb/s together").into());
     }
-    let asked =
-        LinkSpeed { bits_per_sec: 1e6 * megabits, delay: Duration::from_secs_f64(delay_ms / 1e3) };
+    Ok((num_processes as usize, Speed { megabits, delay_ms }))
+}
+
+fn measure(program: &Path, cell: &str) -> Outcome<Cell> {
+    let (num_processes, asked) = parse(cell)?;
+    let Speed { megabits, delay_ms } = asked;
+    let asked = asked.link();
     let links = LimitedLinks::new(num_processes, asked)?;
     let found = links.measure(asked)?;
     let found = [found.bits_per_sec / 1e6, 1e3 * found.delay.as_secs_f64()];
@@ -132,12 +165,7 @@ fn measure(program: &Path, cell: &str) -> Outcome<Cell> {
         found[0], found[1]
     );
     let (began, used) = (Instant::now(), processor_secs()?);
-    let mut processes = vec![];
-    for process in 0..num_processes {
-        processes.push(Started(start(program, &links, process, num_processes)?));
-    }
-    let outputs: Vec<_> = processes.into_iter().map(Started::output).collect::<Result<_, _>>()?;
-    let fabric = MeasuredFabric::parse(outputs[0].trim_ascii())?;
+    let fabric = MeasuredFabric::parse(&measure_collectives(program, &links, num_processes)?)?;
     let num_processors = thread::available_parallelism()?.get() as f64;
     let own_busy = (processor_secs()? - used) / began.elapsed().as_secs_f64() / num_processors;
     eprintln!("{:.0} % of the processors were used for this", 100.0 * own_busy);
@@ -148,6 +176,31 @@ fn measure(program: &Path, cell: &str) -> Outcome<Cell> {
         own_busy,
         fabric,
     })
+}
+
+/// The fabric file of the links.
+fn measure_collectives(
+    program: &Path,
+    links: &LimitedLinks,
+    num_processes: usize,
+) -> Outcome<Vec<u8>> {
+    let per_host = format!("parallel.replicas_per_host={PER_HOST}");
+    let bench = ["bench", "--collectives", "--json", "--warm", "--max-bytes", "4194304"];
+    let rest = ["--steps", "20", "--set", &per_host];
+    run(program, links, num_processes, &[&bench[..], &rest].concat())
+}
+
+/// Runs a command in all processes. What the first one prints.
+fn run(
+    program: &Path,
+    links: &LimitedLinks,
+    num_processes: usize,
+    arguments: &[&str],
+) -> Outcome<Vec<u8>> {
+    let start = |process| start(program, links, process, num_processes, arguments).map(Started);
+    let processes: Vec<Started> = (0..num_processes).map(start).collect::<Result<_, _>>()?;
+    let outputs: Vec<_> = processes.into_iter().map(Started::output).collect::<Result<_, _>>()?;
+    Ok(outputs[0].trim_ascii().to_vec())
 }
 
 /// Ends with its owner.
@@ -179,17 +232,16 @@ fn start(
     links: &LimitedLinks,
     process: usize,
     num_processes: usize,
+    arguments: &[&str],
 ) -> Outcome<Option<Child>> {
     let on = links.on(process);
     let [number, index] = [num_processes, process].map(|number| number.to_string());
     let coordinator = format!("{}:{COORDINATOR_PORT}", LimitedLinks::address(0));
-    let per_host = format!("parallel.replicas_per_host={PER_HOST}");
     let mut command = Command::new(&on[0]);
     command.args(&on[1..]).arg(program).args(["launch", "--hosts", &number]);
     command.args(["--host-index", &index, "--num-processes", &number]);
     command.args(["--coordinator", &coordinator, "--max-restarts", "0", "--"]);
-    command.args(["bench", "--collectives", "--json", "--warm", "--max-bytes", "4194304"]);
-    command.args(["--steps", "20", "--set", &per_host]);
+    command.args(arguments);
     command.env("LOCKSTEP_TOKEN", TOKEN).stdin(Stdio::null()).stdout(Stdio::piped());
     if process > 0 {
         command.stderr(Stdio::null());

@@ -57,28 +57,22 @@ pub fn lower(graph: &Graph, name: &str) -> Program {
 
 /// [`lower`] with some ops left to the process.
 pub fn lower_with_host_calls(graph: &Graph, name: &str, calls: HostCalls) -> Program {
-    let collectives = match calls.collectives {
-        Some(num_processes) => Collectives::HostCalls { num_sites: 0, num_processes },
-        None => Collectives::Ops,
-    };
-    write(graph, name, ProgramReplicas::OfMesh, collectives, calls.kernels)
+    write(graph, name, ProgramReplicas::OfMesh, calls)
 }
 
 /// [`lower`] without communication, for the first `num_replicas` replicas of the mesh, to measure
 /// the work of each. Every all_reduce is over one replica, other collectives become local ops of
-/// the same shapes. The results are not those of the program. `kernels` is that of [`HostCalls`].
-pub fn lower_isolated(graph: &Graph, name: &str, num_replicas: usize, kernels: bool) -> Program {
+/// the same shapes. The results are not those of the program.
+pub fn lower_isolated(graph: &Graph, name: &str, num_replicas: usize, calls: HostCalls) -> Program {
     let replica_groups = ProgramReplicas::Isolated { num_replicas };
-    write(&isolate(&expand(graph)), name, replica_groups, Collectives::Ops, kernels)
+    write(&isolate(&expand(graph)), name, replica_groups, calls)
 }
 
-fn write(
-    graph: &Graph,
-    name: &str,
-    replica_groups: ProgramReplicas,
-    collectives: Collectives,
-    kernels: bool,
-) -> Program {
+fn write(graph: &Graph, name: &str, replica_groups: ProgramReplicas, calls: HostCalls) -> Program {
+    let collectives = match calls.collectives {
+        Some(num_processes) => Collectives::HostCalls { num_sites: 0, num_processes },
+        None => Collectives::Ops,
+    };
     let graph = &*match expand(graph) {
         // Merges the zeros with which each stack of a loop starts.
         Cow::Owned(expanded) => Cow::Owned(merge_common_subexpressions(&expanded)),
@@ -93,7 +87,7 @@ fn write(
         }
     }
 
-    let mut writer = Writer::new(*graph.mesh(), replica_groups, collectives, kernels);
+    let mut writer = Writer::new(*graph.mesh(), replica_groups, collectives, calls.kernels);
     let _ = writeln!(
         writer.text,
         "module @{name} attributes {{mhlo.num_replicas = {} : i32, \
@@ -311,7 +305,8 @@ impl Writer {
                 Collectives::HostCalls { num_sites, .. } if op.groups().is_some() => {
                     *num_sites += 1;
                     let site = *num_sites - 1;
-                    host_collective::host_collective(context, node, &self.mesh, site)
+                    let groups_of = |groups| self.replica_groups.list(&self.mesh, groups);
+                    host_collective::host_collective(context, node, groups_of, site)
                 }
                 _ => expression(context, node, &self.mesh, self.replica_groups),
             },

@@ -1,16 +1,20 @@
 //! `lockstep bench`: times of a step, and with `--profile` of its parts and ops.
 
+use std::ffi::OsString;
 use std::fmt::Write;
 use std::io;
 use std::process::{Command, ExitCode};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use hlo::{Mesh, counted};
 
 use super::args::{BenchArgs, ConfigArgs};
 use super::changes::argument;
-use super::{Loaded, collectives, print_line};
+use super::output::OutputFile;
+use super::{Loaded, cluster, collectives, launch, print_line};
+use crate::cluster::{DEAD_AFTER, Secret, Tls};
+use crate::launch::{LaunchOptions, launch};
 use crate::train::profile::{self, OpTimes};
 use crate::train::{self, BenchOptions, BenchResult, StepParts};
 
@@ -18,26 +22,83 @@ use crate::train::{self, BenchOptions, BenchResult, StepParts};
 const MAX_OPS: usize = 25;
 /// Number of steps in which ops are timed.
 const OP_STEPS: usize = 3;
+/// All processes of a host start within this time.
+const START_WITHIN: Duration = Duration::from_secs(120);
 
 pub fn run(args: &BenchArgs, started: Instant) -> Result<ExitCode> {
+    let file = collectives::file(args);
+    file.as_ref().map_or(Ok(()), OutputFile::check)?;
+    match args.processes {
+        Some(num_processes) if num_processes.get() > 1 => {
+            return launch_here(args, num_processes.get());
+        }
+        _ => {}
+    }
     if args.collectives {
-        return collectives::run(args);
+        return collectives::run(args, file);
     }
     let mut loaded = Loaded::new(&args.config)?;
     loaded.config.compile.cache &= args.warm;
+    let member = cluster::join(&loaded.config)?;
+    if member.is_some() && args.profile {
+        bail!("--profile is for one process; leave it out");
+    }
     let worker = |mesh: Mesh| worker(&args.config, mesh);
     let options = BenchOptions {
         num_steps: args.steps as usize,
         started,
+        member: member.as_ref(),
         worker: if args.profile { Some(&worker) } else { None },
     };
-    let result = train::bench(&loaded.job(), &options)?;
-    if args.json {
+    let result = train::bench(&loaded.job(), &options);
+    let is_first = cluster::leave_after(member, &result);
+    let result = result?;
+    if args.json && is_first {
         print_line(&serde_json::to_string(&result)?)?;
-    } else {
+    } else if is_first {
         print_line(describe(&result, args.steps).trim_end())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs this command in several processes of this host.
+fn launch_here(args: &BenchArgs, num_processes: usize) -> Result<ExitCode> {
+    let mut arguments: Vec<OsString> = vec!["bench".into()];
+    if !args.config.config.as_os_str().is_empty() {
+        arguments.push(args.config.config.clone().into());
+    }
+    for set in args.config.sets() {
+        arguments.extend(argument(&set).into_iter().map(Into::into));
+    }
+    arguments.extend(["--steps".into(), args.steps.to_string().into()]);
+    if args.collectives {
+        arguments.push("--collectives".into());
+        arguments.extend(["--max-bytes".into(), args.max_bytes.to_string().into()]);
+    }
+    if let Some(path) = &args.to {
+        arguments.extend(["--to".into(), path.clone().into()]);
+    }
+    let flags = [("--overwrite", args.overwrite), ("--json", args.json), ("--warm", args.warm)];
+    arguments.extend(flags.into_iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
+    let options = LaunchOptions {
+        program: std::env::current_exe().context("cannot find this program")?,
+        arguments,
+        job: "bench".to_owned(),
+        secret: Secret::random().context("cannot make a token")?,
+        tls: (Tls::default(), None),
+        num_processes,
+        num_hosts: 1,
+        host_index: 0,
+        coordinator: None,
+        is_coordinator_elsewhere: false,
+        max_restarts: 0,
+        dead_after: DEAD_AFTER,
+        stuck_after: None,
+        record_dir: None,
+        start_within: START_WITHIN,
+    };
+    launch::check_num_local(num_processes, "--processes")?;
+    Ok(launch::exit_code(launch(&options, &launch::watch()?)?))
 }
 
 /// The command that runs steps with timed ops.
@@ -60,11 +121,14 @@ pub fn serve(config: &ConfigArgs, mesh: Mesh, num_steps: usize) -> Result<ExitCo
 
 fn describe(result: &BenchResult, num_steps: u32) -> String {
     let BenchResult { median_step_ms, host_ms_per_step, compute_only_ms, .. } = result;
+    let predicted = result.predicted_ms.map_or(String::new(), |predicted_ms| {
+        format!("step, by the fabric    {predicted_ms:.3} ms\n")
+    });
     let mut text = format!(
         "replicas               {}\n\
          step                   {median_step_ms:.3} ms (median of {num_steps}, each waited for)\n\
          step, no collectives   {compute_only_ms:.3} ms\n\
-         host, a step           {host_ms_per_step:.3} ms\n\
+         {predicted}host, a step           {host_ms_per_step:.3} ms\n\
          start to first step    {:.3} s\n",
         result.num_replicas, result.first_step_secs
     );

@@ -97,8 +97,21 @@ pub fn leave(member: Member, trained: &Result<Outcome, Error>) {
     fail(member, failure);
 }
 
+/// Leaves the other processes after something other than a run. `true` for the process that reports
+/// about it.
+pub fn leave_after<T>(member: Option<Member>, ended: &Result<T, Error>) -> bool {
+    let Some(member) = member else { return true };
+    let is_first = member.process().index == 0;
+    match ended {
+        // What has failed since then is not this process's failure.
+        Ok(_) => drop(member.leave("done")),
+        Err(failure) => fail(member, failure),
+    }
+    is_first
+}
+
 /// Tells the other processes that this one has failed.
-pub fn fail(member: Member, failure: &Error) {
+fn fail(member: Member, failure: &Error) {
     // A launch fails here because of another process as well; that one knows better.
     let (cause, reason) = match failure {
         Error::Pjrt(pjrt::Error::Pjrt { message, .. }) => (Cause::PeerLost, message.clone()),

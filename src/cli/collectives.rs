@@ -1,21 +1,16 @@
 //! `lockstep bench --collectives`: times of collectives over sizes, and what the links are.
 
-use std::ffi::OsString;
 use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use hlo::counted;
 
 use super::args::BenchArgs;
-use super::changes::argument;
 use super::output::OutputFile;
-use super::{cluster, launch, print_line};
-use crate::cluster::{DEAD_AFTER, Secret, Tls};
+use super::{cluster, print_line};
 use crate::config::Config;
-use crate::launch::{LaunchOptions, launch};
 use crate::targets::cost::{
     CollectiveSpan, FittedValue, LineFit, MeasuredCollective, MeasuredFabric,
 };
@@ -27,25 +22,20 @@ const NO_RUN: &str = "model = { name = \"mlp\" }\ndata = { source = \"synthetic\
                       schedule = { name = \"constant\", peak = 0.1 }";
 /// What a fabric file begins with.
 const HEAD: &[u8] = b"{\"format\":\"lockstep fabric ";
-/// All processes of a host start within this time.
-const START_WITHIN: Duration = Duration::from_secs(120);
 /// An Ethernet frame, to compare sizes with.
 const FRAME_BYTES: f64 = 1500.0;
 
-pub fn run(args: &BenchArgs) -> Result<ExitCode> {
-    let file = args.to.as_deref().map(|path| OutputFile {
+/// The fabric file that is asked for.
+pub fn file(args: &BenchArgs) -> Option<OutputFile<'_>> {
+    args.to.as_deref().map(|path| OutputFile {
         option: "--to",
         path,
         overwrite: args.overwrite,
         is_own: |head| head.starts_with(HEAD),
-    });
-    file.as_ref().map_or(Ok(()), OutputFile::check)?;
-    match args.processes {
-        Some(num_processes) if num_processes.get() > 1 => {
-            return launch_here(args, num_processes.get());
-        }
-        _ => {}
-    }
+    })
+}
+
+pub fn run(args: &BenchArgs, file: Option<OutputFile<'_>>) -> Result<ExitCode> {
     let sets = args.config.sets();
     let mut config = match args.config.config.as_os_str().is_empty() {
         true => Config::parse(NO_RUN, Path::new("bench"), &sets)?,
@@ -59,14 +49,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         max_bytes: args.max_bytes.get(),
     };
     let measured = train::bench_collectives(&config, &options);
-    let is_first = member.as_ref().is_none_or(|member| member.process().index == 0);
-    if let Some(member) = member {
-        match &measured {
-            // What has failed since then is not this process's failure.
-            Ok(_) => drop(member.leave("done")),
-            Err(failure) => cluster::fail(member, failure),
-        }
-    }
+    let is_first = cluster::leave_after(member, &measured);
     let fabric = measured?;
     if is_first {
         let json = serde_json::to_string(&fabric)?;
@@ -76,43 +59,6 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode> {
         print_line(if args.json { json } else { describe(&fabric) }.trim_end())?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Runs this command in several processes of this host.
-fn launch_here(args: &BenchArgs, num_processes: usize) -> Result<ExitCode> {
-    let mut arguments: Vec<OsString> = vec!["bench".into(), "--collectives".into()];
-    if !args.config.config.as_os_str().is_empty() {
-        arguments.push(args.config.config.clone().into());
-    }
-    for set in args.config.sets() {
-        arguments.extend(argument(&set).into_iter().map(Into::into));
-    }
-    arguments.extend(["--steps".into(), args.steps.to_string().into()]);
-    arguments.extend(["--max-bytes".into(), args.max_bytes.to_string().into()]);
-    if let Some(path) = &args.to {
-        arguments.extend(["--to".into(), path.clone().into()]);
-    }
-    let flags = [("--overwrite", args.overwrite), ("--json", args.json), ("--warm", args.warm)];
-    arguments.extend(flags.into_iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
-    let options = LaunchOptions {
-        program: std::env::current_exe().context("cannot find this program")?,
-        arguments,
-        job: "bench".to_owned(),
-        secret: Secret::random().context("cannot make a token")?,
-        tls: (Tls::default(), None),
-        num_processes,
-        num_hosts: 1,
-        host_index: 0,
-        coordinator: None,
-        is_coordinator_elsewhere: false,
-        max_restarts: 0,
-        dead_after: DEAD_AFTER,
-        stuck_after: None,
-        record_dir: None,
-        start_within: START_WITHIN,
-    };
-    launch::check_num_local(num_processes, "--processes")?;
-    Ok(launch::exit_code(launch(&options, &launch::watch()?)?))
 }
 
 fn describe(fabric: &MeasuredFabric) -> String {

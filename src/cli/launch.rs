@@ -30,13 +30,11 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         rules,
         command,
     } = args;
-    let begins_with = |words: &[&str]| {
-        command.iter().zip(words).filter(|(found, word)| found == word).count() == words.len()
-    };
-    let is_run = begins_with(&["train"]);
-    if !is_run && !begins_with(&["bench", "--collectives"]) {
+    let begins_with = |word: &str| command.first().is_some_and(|found| found == word);
+    let (is_run, is_bench) = (begins_with("train"), begins_with("bench"));
+    if !is_run && !is_bench {
         let text = "what is launched is a training run: lockstep launch [OPTIONS] -- train CONFIG \
-                    ...; or a measurement: ... -- bench --collectives";
+                    ...; or a measurement: ... -- bench CONFIG, or bench --collectives";
         return Err(wrong_usage(text));
     }
     let has = |option: &str| {
@@ -45,6 +43,10 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         };
         command.iter().any(|word| word.to_str().is_some_and(is_it))
     };
+    if is_bench && has("--processes") {
+        let text = "leave out --processes: launch starts the processes, --num-processes of them";
+        return Err(wrong_usage(text));
+    }
     if is_run && rules.max_restarts > 0 && has("--out") && !has("--resume") {
         say("warning: the command has no --resume: after a failure, the job cannot continue its \
              run");

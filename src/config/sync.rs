@@ -113,12 +113,16 @@ pub(super) fn check(
         );
         complain(key, &["sync.every"], problem);
     }
-    if parallel.all_reduce.algorithm().is_some() {
+    let algorithms = [
+        ("parallel.all_reduce", parallel.all_reduce.algorithm().is_some()),
+        ("parallel.fabric", parallel.fabric.is_some()),
+    ];
+    for (key, _) in algorithms.into_iter().filter(|(_, is_set)| *is_set) {
         let problem = format!(
             "with sync.every = {every} the engine sums what an outer step sends; leave it out \
-             (--unset parallel.all_reduce), or set sync.every to 1"
+             (--unset {key}), or set sync.every to 1"
         );
-        complain("parallel.all_reduce", &["sync.every"], problem);
+        complain(key, &["sync.every"], problem);
     }
     if optimizer.ema_decay.is_some() {
         let problem = format!(

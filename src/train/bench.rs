@@ -4,13 +4,15 @@ use std::io;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use hlo::{Mesh, lower_isolated};
+use hlo::{HostCalls, Mesh, lower_isolated};
 
 use super::processes::Processes;
 use super::profile::{OpTimes, ProfileError, time_ops};
-use super::{Error, Job, Trainer, setup};
+use super::{Error, Job, Trainer, read_fabric, setup};
+use crate::cluster::{Member, Phase};
 use crate::data::TrainBatches;
-use crate::observe::{StartupSpan, StartupSpans, Waiting, median, say};
+use crate::observe::{StartupSpan, StartupSpans, median, say};
+use crate::targets::cost::Timeline;
 
 /// Options of [`bench`].
 pub struct BenchOptions<'a> {
@@ -18,6 +20,8 @@ pub struct BenchOptions<'a> {
     pub num_steps: usize,
     /// When the process started.
     pub started: Instant,
+    /// This process as one of several that train together.
+    pub member: Option<&'a Member>,
     /// For profiling: makes a command that calls [`super::profile::serve_ops`] with the given mesh.
     /// `None` omits startup spans, parts and ops.
     pub worker: Option<&'a dyn Fn(Mesh) -> io::Result<Command>>,
@@ -32,8 +36,14 @@ pub struct BenchResult {
     pub host_ms_per_step: f64,
     /// From the start of the process to the end of the first step.
     pub first_step_secs: f64,
-    /// Median time of the same step without collectives.
+    /// Median time of the same step without collectives. Of several processes, while all of them
+    /// take it.
     pub compute_only_ms: f64,
+    /// The time of a step that the measured links of `parallel.fabric` predict, from
+    /// [`Self::compute_only_ms`]; `None` without the key, or if it was measured with another number
+    /// of devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predicted_ms: Option<f64>,
     /// Number of replicas.
     pub num_replicas: usize,
     /// The phases up to the end of the first step; empty unless profiling.
@@ -66,8 +76,12 @@ pub struct StepParts {
 
 /// Steps before the timed ones.
 const WARMUP: usize = 3;
+/// Of several processes, steps in a row, before as many without collectives. One more comes first
+/// and is not timed: in it processes wait for those that come late from the others.
+const IN_A_ROW: usize = 5;
 
 /// Durations of the parts of one step.
+#[derive(Clone, Copy)]
 struct Timed {
     batch: Duration,
     transfer: Duration,
@@ -83,15 +97,17 @@ impl Timed {
     }
 }
 
-/// Times steps, alternating with equally many steps without collectives.
+/// Times steps, alternating with equally many steps without collectives. Of several processes each
+/// has times of its own.
 ///
 /// # Errors
 /// See [`super::train`], and [`Error::Profile`] if profiling fails.
 pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, Error> {
     let spans = StartupSpans::new(options.started);
     spans.record("read configuration and data", options.started, Instant::now());
+    let processes = Processes::of(options.member);
     let (client, run, mut trainer) =
-        setup::start(job, Processes::default(), &spans, || Ok(()), |_, _, _| Ok(None))?;
+        setup::start(job, processes, &spans, || Ok(()), |_, _, _| Ok(None))?;
     let (num_replicas, seed) = (run.plan.mesh.num_replicas(), job.config.train.seed);
     let batches = TrainBatches::split(job.splits.train.clone(), seed, run.batch)?.of_full_size();
     let sender = trainer.batch_sender();
@@ -119,30 +135,49 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
 
     spans.time("first step, its batch and the state", || timed(&mut trainer, 0, false))?;
     let (first_step_secs, start) = (options.started.elapsed().as_secs_f64(), spans.list());
-    let isolated =
-        lower_isolated(trainer.step_graph(), "step", num_replicas, run.lowering.host_kernels);
+    let calls = HostCalls {
+        // A program for the replicas of each process.
+        collectives: processes.member().map(|_| processes.this().num_processes),
+        kernels: run.lowering.host_kernels,
+    };
+    let isolated = lower_isolated(trainer.step_graph(), "step", num_replicas, calls);
     let settings = run.compile.clone().for_devices(&client, &run.plan.mesh);
-    let waiting = Waiting::on("compiling the step without collectives, and the evaluation");
+    let waiting = processes.waiting("compiling the step without collectives, and the evaluation");
     let mut alone = Trainer::new(&client, &run, job.model, seed)?;
     (alone.programs.step.executable, _) = settings.compile(&client, &isolated)?;
     trainer.finish_compiling()?;
     alone.finish_compiling()?;
     drop(waiting);
 
-    let waiting = Waiting::on("measuring steps");
+    let waiting = processes.waiting("measuring steps");
+    let (in_a_row, num_first) = if processes.member().is_some() { (IN_A_ROW, 1) } else { (1, 0) };
     let (mut steps, mut alones) = (vec![], vec![]);
-    for index in 0..options.num_steps + WARMUP {
-        let step = timed(&mut trainer, index, false)?;
-        let step_alone = timed(&mut alone, index, false)?;
-        waiting.set_done(index as u64, (options.num_steps + WARMUP) as u64);
-        if index >= WARMUP {
-            steps.push(step);
-            alones.push(step_alone);
+    let num_steps = options.num_steps + WARMUP;
+    while steps.len() < num_steps {
+        processes.phase(Phase::Compute, trainer.steps_taken());
+        let index = steps.len();
+        for _ in 0..num_first {
+            timed(&mut trainer, index, false)?;
+        }
+        for index in index..index + in_a_row {
+            steps.push(timed(&mut trainer, index, false)?);
+        }
+        for index in index..index + in_a_row {
+            alones.push(timed(&mut alone, index, false)?);
+        }
+        if let Some(waiting) = &waiting {
+            waiting.set_done(steps.len().min(num_steps) as u64, num_steps as u64);
         }
     }
     drop(waiting);
+    let [steps, alones] = [steps, alones].map(|all| all[WARMUP..num_steps].to_vec());
     let median_step_ms = median_ms(&steps, Timed::step);
     let compute_only_ms = median_ms(&alones, Timed::step);
+    let fabric = job.config.parallel.fabric.as_deref().map(read_fabric).transpose()?;
+    let predicted_ms = fabric.and_then(|fabric| {
+        let time = Timeline::of(trainer.step_graph()).measured(compute_only_ms / 1e3, &fabric)?;
+        Some(1e3 * time.total_secs())
+    });
     let (mut parts, mut ops) = (None, None);
     if let Some(worker) = options.worker {
         let timed = (0..options.num_steps).map(|index| timed(&mut trainer, index, true));
@@ -171,6 +206,7 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
         host_ms_per_step: median_ms(&steps, |step| step.transfer + step.launch),
         first_step_secs,
         compute_only_ms,
+        predicted_ms,
         num_replicas,
         start: if options.worker.is_some() { start } else { vec![] },
         parts,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hlo::{
-    Algorithm, Axis, DType, Graph, Groups, Literal, Mesh, Reduction, Tensor, TensorType,
+    Algorithm, Axis, DType, Graph, Groups, HostCalls, Literal, Mesh, Reduction, Tensor, TensorType,
     lower_isolated, rewrites, trace,
 };
 
@@ -290,7 +290,7 @@ impl CollectivesBench<'_> {
         let program = self.lowering.emit(passes(written), "collective").program;
         let (executable, _) = self.settings.compile(&self.client, &program)?;
         // On the devices of this process alone: nothing connects it with others.
-        let alone = lower_isolated(&passes(graph), "alone", self.of_process, false);
+        let alone = lower_isolated(&passes(graph), "alone", self.of_process, HostCalls::default());
         let own = self.client.process_index();
         let devices = self.client.global_devices().iter();
         let devices = devices.filter(|device| device.process_index == own);

@@ -5,7 +5,7 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, ScopedJoinHandle};
 use std::time::Instant;
 
-use hlo::{Graph, LeafSpec, Mesh, Program, Tree, lower_isolated, row_specs};
+use hlo::{Graph, HostCalls, LeafSpec, Mesh, Program, Tree, lower_isolated, row_specs};
 use models::Model;
 
 use super::{Error, Run};
@@ -275,7 +275,8 @@ impl LoweredPrograms {
         spans: &StartupSpans,
     ) -> Result<Self, Error> {
         Self::written(run, model, spans, |lowered, name| {
-            let program = lower_isolated(&lowered.graph, name, 1, run.lowering.host_kernels);
+            let calls = HostCalls { collectives: None, kernels: run.lowering.host_kernels };
+            let program = lower_isolated(&lowered.graph, name, 1, calls);
             Lowered { program, ..lowered }
         })
     }

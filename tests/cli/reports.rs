@@ -172,6 +172,20 @@ fn bench_measures_collectives_for_plan_and_train() {
     assert!(network(&["--set", &key]).contains(measured));
     assert!(!network(&[]).contains("measured"));
 
+    // A message takes 1 ms at least, and the gradients of digits some more.
+    let bench = ["bench", DIGITS, "--processes", "2", "--steps", "6", "--json"];
+    let of_steps = |replicas: &str| {
+        let sets = ["--set", &key, "--set", replicas];
+        lockstep(&[&bench[..], &sets].concat()).succeeded().json()
+    };
+    let steps = of_steps("mesh.data=2");
+    assert_eq!(steps["num_replicas"], 2);
+    let ms = |key: &str| steps[key].as_f64().unwrap();
+    assert!(ms("median_step_ms") > 0.0, "{steps}");
+    let waited = ms("predicted_ms") - ms("compute_only_ms");
+    assert!((1.0..1000.0).contains(&waited), "{steps}");
+    assert_eq!(of_steps("mesh.data=4")["predicted_ms"], Value::Null, "not measured with 4");
+
     let passes = ["hlo", DIGITS, "--set", "mesh.data=2", "--set", &key];
     let text = lockstep(&passes).succeeded().stdout;
     assert!(text.contains("direct, ring from 2048 bytes over 2 replicas"), "{text}");

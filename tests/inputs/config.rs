@@ -319,6 +319,7 @@ fn local_steps_are_those_of_whole_replicas() {
         (&[LOCAL, "parallel.reduce_dtype=bf16"], "no gradients are sent; leave it out (--unset p"),
         (&[LOCAL, "parallel.compression=top_k"], "leave it out (--unset parallel.compression)"),
         (&[LOCAL, "parallel.all_reduce=ring"], "leave it out (--unset parallel.all_reduce)"),
+        (&[LOCAL, "parallel.fabric=links.json"], "leave it out (--unset parallel.fabric)"),
         (&[LOCAL, "optimizer.ema_decay=0.9"], "leave it out (--unset optimizer.ema_decay)"),
         (&["sync.every=0"], "sync.every"),
     ] {

@@ -47,7 +47,11 @@ fn alone(new: &mut Graph, node: &Node, x: &[ValueId], result: &TensorType) -> Op
 
 #[cfg(test)]
 mod tests {
-    use crate::{Axis, DType, Mesh, Reduction, TensorType, lower, lower_isolated, trace};
+    use crate::{
+        Axis, DType, HostCalls, Mesh, Reduction, TensorType, lower, lower_isolated, trace,
+    };
+
+    const NONE: HostCalls = HostCalls { collectives: None, kernels: false };
 
     #[test]
     fn shapes_remain_and_nothing_is_sent() {
@@ -64,7 +68,7 @@ mod tests {
         });
         let graph = graph.unwrap();
         let kinds = ["all_gather", "reduce_scatter", "collective_permute", "all_to_all"];
-        let (program, isolated) = (lower(&graph, "step"), lower_isolated(&graph, "step", 4, false));
+        let (program, isolated) = (lower(&graph, "step"), lower_isolated(&graph, "step", 4, NONE));
         for kind in kinds {
             let op = format!("\"stablehlo.{kind}\"");
             assert!(program.text.contains(&op) && !isolated.text.contains(&op), "{kind}");
@@ -75,8 +79,13 @@ mod tests {
         assert_eq!(types(&program), types(&isolated));
         assert!(isolated.text.contains("dense<[[0], [1], [2], [3]]>"), "{}", isolated.text);
         assert!(isolated.text.contains("(tensor<8x4xf32>, tensor<8x4xf32>"), "{}", isolated.text);
+        let calls = HostCalls { collectives: Some(2), kernels: false };
+        let of_processes = lower_isolated(&graph, "step", 4, calls);
+        let alone = "groups = array<i64: 0, 1, 2, 3>, group_size = 1 : i64";
+        assert!(of_processes.text.contains(alone), "{}", of_processes.text);
+        assert_eq!((of_processes.num_replicas, of_processes.num_processes), (4, 2));
         // One replica of the four has its own shard, and whole tensors of the same shape.
-        let one = lower_isolated(&graph, "step", 1, false);
+        let one = lower_isolated(&graph, "step", 1, NONE);
         assert_eq!((one.num_replicas, types(&one)), (1, types(&program)));
         let all = isolated.text.replace("dense<[[0], [1], [2], [3]]>", "dense<[[0]]>");
         let all = all.replace("tensor<4x1xi64>", "tensor<1x1xi64>");

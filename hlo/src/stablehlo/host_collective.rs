@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{RegionContext, custom_call};
-use crate::{Groups, Mesh, Node, Op};
+use crate::{Groups, Node, Op};
 
 /// The target of the custom calls by which [`super::HostCalls`] leaves collectives to the process.
 pub const HOST_COLLECTIVE_TARGET: &str = "lockstep_collective";
@@ -44,12 +44,12 @@ impl Collectives {
 pub(super) fn host_collective(
     context: &RegionContext<'_>,
     node: &Node,
-    mesh: &Mesh,
+    groups_of: impl Fn(Groups) -> Vec<Vec<usize>>,
     site: usize,
 ) -> String {
     let mut attributes = format!("{{site = {site} : i64, kind = \"{}\"", node.op.name());
     let mut grouped = |groups: Groups, more: String| {
-        let listed = super::listed(mesh, groups);
+        let listed = groups_of(groups);
         let _ = write!(
             attributes,
             ", groups = {}, group_size = {} : i64{more}}}",

@@ -334,9 +334,9 @@ pub struct BenchArgs {
     /// the algorithms; needs no CONFIG
     #[arg(long, conflicts_with = "profile")]
     pub collectives: bool,
-    /// With --collectives: run so many processes on this host (CPU backend). For several hosts:
-    /// `lockstep launch OPTIONS -- bench --collectives`
-    #[arg(long, value_name = "N", requires = "collectives")]
+    /// Measure in so many processes on this host (CPU backend). For several hosts: `lockstep launch
+    /// OPTIONS -- bench ..`
+    #[arg(long, value_name = "N", conflicts_with = "profile")]
     pub processes: Option<NonZeroUsize>,
     /// With --collectives: the largest size
     #[arg(long, value_name = "BYTES", default_value = "67108864", requires = "collectives")]

@@ -138,6 +138,13 @@ impl MeasuredFabric {
         self.host.as_ref().map(wire)
     }
 
+    /// A collective over all devices, or a message between those of several processes, as the
+    /// backend executes it.
+    pub(super) fn direct(&self, kind: &str) -> Option<&MeasuredCollective> {
+        let mut all = self.collectives.iter();
+        all.find(|of| of.kind == kind && of.algorithm == DIRECT && of.span != CollectiveSpan::Host)
+    }
+
     /// The fastest algorithm of an all_reduce over groups of so many devices, from how many bytes
     /// on each; `None` as the algorithm leaves it to the backend. Empty if such groups were not
     /// measured. A function of the measurements alone.

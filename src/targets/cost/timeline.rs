@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use hlo::rewrites::{self, ReplicaSums, written_all_reduce};
 use hlo::{Algorithm, Axis, AxisSet, Communication, Graph, Groups, Mesh, Transfer, transfers};
 
-use super::{DeviceLayout, Fabric, WhatIf, Work, seconds};
+use super::{DeviceLayout, Fabric, MeasuredFabric, WhatIf, Work, seconds};
 use crate::targets::{Chip, flags};
 
 /// When the collectives of a step can run.
@@ -168,6 +168,7 @@ impl Timeline {
         };
         let encode_secs =
             what_if.map_or(0.0, |what_if| what_if.encode_secs(self.gradient_bytes() as f64));
+        let secs = |transfer: &Transfer, bytes: f64| (secs(transfer, bytes), 0.0);
         self.simulate(compute_secs + encode_secs, bucket_bytes, secs)
     }
 
@@ -233,8 +234,31 @@ impl Timeline {
     /// Predicted time for a known compute time, with all collectives on the same fabric: buckets of
     /// at least `bucket_bytes` wait for their last gradient and for the previous bucket.
     pub fn overlapped(&self, compute_secs: f64, fabric: &Fabric, bucket_bytes: f64) -> StepTime {
-        let secs = |transfer: &Transfer, bytes: f64| seconds(fabric, transfer.kind, bytes);
+        let secs = |transfer: &Transfer, bytes: f64| (seconds(fabric, transfer.kind, bytes), 0.0);
         self.simulate(compute_secs, |_: &Transfer| bucket_bytes, secs)
+    }
+
+    /// Predicted time for a known compute time, with collectives between processes as they were
+    /// measured, in the backend's own form. Of several at once each takes its turn on the links,
+    /// but what even the smallest takes, their latency, passes for all at the same time. `None` if a
+    /// collective, or groups of its size, were not measured.
+    pub fn measured(&self, compute_secs: f64, fabric: &MeasuredFabric) -> Option<StepTime> {
+        let of = |transfer: &Transfer| {
+            let is_all = transfer.groups.size(&self.mesh) == Ok(fabric.num_devices);
+            fabric.direct(transfer.kind).filter(|_| is_all)
+        };
+        let moves = |transfer: &&Transfer| transfer.groups.size(&self.mesh) != Ok(1);
+        if !self.transfers.iter().filter(moves).all(|transfer| of(transfer).is_some()) {
+            return None;
+        }
+        let secs = |transfer: &Transfer, bytes: f64| {
+            of(transfer).map_or((0.0, 0.0), |series| {
+                let secs = series.secs(bytes);
+                let latency = series.points.first().map_or(0.0, |point| point.secs.min(secs));
+                (secs - latency, latency)
+            })
+        };
+        Some(self.simulate(compute_secs, |_: &Transfer| 0.0, secs))
     }
 
     /// Runs the collectives one after the other, as buckets of the same kind over the same groups.
@@ -242,7 +266,7 @@ impl Timeline {
         &self,
         compute_secs: f64,
         bucket_bytes: impl Fn(&Transfer) -> f64,
-        secs: impl Fn(&Transfer, f64) -> f64,
+        secs: impl Fn(&Transfer, f64) -> (f64, f64),
     ) -> StepTime {
         let mut order = self.transfers.clone();
         order.sort_by(|a, b| {
@@ -364,17 +388,24 @@ struct Queue<F> {
     /// For layers, and for the rest.
     free_at: [f64; 2],
     busy_secs: f64,
-    /// Seconds of a collective with these bytes.
+    /// Seconds for which a collective with these bytes keeps the links, and after which it ends
+    /// while they are free for others.
     secs: F,
 }
 
-impl<F: Fn(&Transfer, f64) -> f64> Queue<F> {
+impl<F: Fn(&Transfer, f64) -> (f64, f64)> Queue<F> {
     fn run(&mut self, bucket: &Bucket) {
-        let secs = (self.secs)(&bucket.last, bucket.bytes);
+        let (on_links, after) = (self.secs)(&bucket.last, bucket.bytes);
         let free_at = &mut self.free_at[usize::from(!is_of_layer(&bucket.last))];
-        *free_at = free_at.max(self.compute.reaches(bucket.last.ready)) + secs;
-        self.compute.waits_at(bucket.last.needed, *free_at);
-        self.busy_secs += secs;
+        let Transfer { ready, depth, .. } = bucket.last;
+        // One that depends on no other collective is there before compute waits for any.
+        let ready_at = match depth {
+            0 => self.compute.begins_to_wait_at(ready),
+            _ => self.compute.reaches(ready),
+        };
+        *free_at = free_at.max(ready_at) + on_links;
+        self.compute.waits_at(bucket.last.needed, *free_at + after);
+        self.busy_secs += on_links + after;
     }
 }
 
@@ -410,10 +441,19 @@ impl Compute {
         self.waits.insert(at, (progress, until));
     }
 
-    /// When this fraction of the compute is done.
+    /// When this fraction of the compute is done, and what it waits for there has come.
     fn reaches(&self, progress: f64) -> f64 {
+        self.after(progress, |wait| wait <= progress)
+    }
+
+    /// When this fraction of the compute is done.
+    fn begins_to_wait_at(&self, progress: f64) -> f64 {
+        self.after(progress, |wait| wait < progress)
+    }
+
+    fn after(&self, progress: f64, is_before: impl Fn(f64) -> bool) -> f64 {
         let (mut now, mut done) = (0.0f64, 0.0);
-        for (at, until) in self.waits.iter().take_while(|wait| wait.0 <= progress) {
+        for (at, until) in self.waits.iter().take_while(|wait| is_before(wait.0)) {
             now = (now + (at - done) * self.secs).max(*until);
             done = *at;
         }
@@ -424,7 +464,9 @@ impl Compute {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::targets::cost::{Group, Wire};
+    use crate::targets::cost::{
+        CollectiveSpan, DIRECT, Group, MeasuredCollective, MeasuredPoint, Wire,
+    };
 
     fn timeline(transfers: &[Transfer]) -> Timeline {
         Timeline::new(Mesh::data(2), transfers.to_vec())
@@ -465,6 +507,44 @@ mod tests {
         assert_eq!(times(&[statistic(0.2, 0), statistic(0.2, 0), statistic(0.4, 2)]), 2.0);
         // They are no gradients.
         assert_eq!(timeline(&[statistic(0.2, 0)]).gradient_bytes(), 0);
+    }
+
+    /// On links that were measured between two processes: 0.25 s for any message, and 1 ns a byte.
+    #[test]
+    fn measured_latencies_pass_at_the_same_time_and_bytes_one_after_the_other() {
+        let point = |bytes: u64| MeasuredPoint {
+            bytes,
+            secs: if bytes == 1024 { 0.25 } else { 0.25 + 1e-9 * bytes as f64 },
+            busy: None,
+        };
+        let series = |algorithm: &str, points: &[MeasuredPoint]| MeasuredCollective {
+            kind: "all_reduce".into(),
+            algorithm: algorithm.into(),
+            span: CollectiveSpan::All,
+            fit: None,
+            points: points.to_vec(),
+        };
+        // The other algorithm's are faster, and not what the backend does by itself.
+        let ring = MeasuredPoint { bytes: 1024, secs: 1e-9, busy: None };
+        let direct = series(DIRECT, &[1024, 100_000_000].map(point));
+        let collectives = vec![series("ring", &[ring]), direct];
+        let fabric = MeasuredFabric { collectives, ..MeasuredFabric::new("cpu", 2, 2) };
+        let exposed = |transfers: &[Transfer]| {
+            timeline(transfers).measured(1.0, &fabric).map(|time| time.exposed_secs)
+        };
+        let is = |found: Option<f64>, expected: f64| {
+            assert!((found.unwrap() - expected).abs() < 1e-9, "{found:?}: {expected}");
+        };
+        let bytes = 100_000_000;
+        is(exposed(&[]), 0.0);
+        is(exposed(&[reduced(bytes, 1.0)]), 0.35);
+        is(exposed(&[reduced(bytes, 1.0), reduced(bytes, 1.0)]), 0.45);
+        is(exposed(&[reduced(bytes, 0.5), reduced(bytes, 1.0)]), 0.35);
+        is(exposed(&[reduced(bytes, 0.9), reduced(1024, 1.0)]), 0.25);
+        let gather = Transfer { kind: "all_gather", ..reduced(bytes, 1.0) };
+        assert_eq!(exposed(&[gather]), None, "it was not measured");
+        let of_four = Timeline::new(Mesh::data(4), vec![reduced(bytes, 1.0)]);
+        assert_eq!(of_four.measured(1.0, &fabric), None, "nor were four replicas");
     }
 
     #[test]

@@ -1,0 +1,72 @@
+//! Steps of training over limited links, beside what the measured links predict.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::links::{LimitedLinks, Outcome};
+use crate::{Speed, measure_collectives, run};
+
+/// The model: 3.3 MB of gradients.
+const MODEL: &str = "examples/gpt-bytes.toml";
+const BATCH: [&str; 4] = ["--unset", "train.global_batch", "--set", "train.batch_per_replica=4"];
+const NUM_STEPS: &str = "10";
+
+/// What is set, and what it is called.
+fn variants(num_processes: usize) -> Vec<(&'static str, Vec<String>)> {
+    let data = || vec![format!("mesh.data={num_processes}")];
+    let sent = |set: &str| [data(), vec![format!("parallel.{set}")]].concat();
+    let bucket = |bytes: &str| sent(&format!("bucket_bytes={bytes}"));
+    let zero = |stage: u8| {
+        let mesh = format!("mesh.fsdp={num_processes}");
+        vec!["mesh.data=1".to_owned(), mesh, format!("parallel.zero={stage}")]
+    };
+    vec![
+        ("one bucket", data()),
+        ("buckets of 1 MiB", bucket("1048576")),
+        ("buckets of 256 KiB", bucket("262144")),
+        ("buckets of 64 KiB", bucket("65536")),
+        ("a sum for each parameter", bucket("0")),
+        ("ZeRO 1", zero(1)),
+        ("ZeRO 3", zero(3)),
+        ("`reduce_dtype = \"bf16\"`", sent("reduce_dtype=bf16")),
+        ("`reduce_dtype = \"int8\"`", sent("reduce_dtype=int8")),
+        ("`compression = \"power_sgd\"`", sent("compression=power_sgd")),
+        ("`compression = \"top_k\"`", sent("compression=top_k")),
+    ]
+}
+
+/// A table of the steps between so many processes.
+pub fn table(program: &Path, num_processes: usize, asked: Speed) -> Outcome<String> {
+    let links = LimitedLinks::new(num_processes, asked.link())?;
+    let dir = tempfile::tempdir()?;
+    let fabric = dir.path().join("fabric.json");
+    fs::write(&fabric, measure_collectives(program, &links, num_processes)?)?;
+    let fabric = format!("parallel.fabric={}", fabric.display());
+    let mut text = format!(
+        "| {num_processes} processes, {} Mb/s, {} ms | step | without collectives | predicted | \
+         step / predicted |\n|---|---:|---:|---:|---:|\n",
+        asked.megabits, asked.delay_ms
+    );
+    for (name, sets) in variants(num_processes) {
+        let sets = sets.iter().map(String::as_str);
+        let sets = sets.chain([fabric.as_str(), "parallel.all_reduce=direct"]);
+        let sets: Vec<&str> = sets.flat_map(|set| ["--set", set]).collect();
+        let bench = ["bench", MODEL, "--json", "--warm", "--steps", NUM_STEPS];
+        let output = run(program, &links, num_processes, &[&bench[..], &BATCH, &sets].concat())?;
+        let found: Value = serde_json::from_slice(output.trim_ascii())?;
+        let ms = |key: &str| found[key].as_f64().ok_or(format!("no {key}: {found}"));
+        let [step, alone] = [ms("median_step_ms")?, ms("compute_only_ms")?];
+        let predicted = ms("predicted_ms")?;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "| {name} | {step:.0} ms | {alone:.0} ms | {predicted:.0} ms | {:.2} |",
+            step / predicted
+        );
+        eprintln!("{}", text.lines().last().unwrap_or_default());
+    }
+    Ok(text)
+}
