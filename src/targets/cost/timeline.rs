@@ -240,8 +240,8 @@ impl Timeline {
 
     /// Predicted time for a known compute time, with collectives between processes as they were
     /// measured, in the backend's own form. Of several at once each takes its turn on the links,
-    /// but what even the smallest takes, their latency, passes for all at the same time. `None` if a
-    /// collective, or groups of its size, were not measured.
+    /// but what even the smallest takes, their latency, passes for all at the same time. `None` if
+    /// a collective, or groups of its size, were not measured.
     pub fn measured(&self, compute_secs: f64, fabric: &MeasuredFabric) -> Option<StepTime> {
         let of = |transfer: &Transfer| {
             let is_all = transfer.groups.size(&self.mesh) == Ok(fabric.num_devices);
@@ -398,9 +398,10 @@ impl<F: Fn(&Transfer, f64) -> (f64, f64)> Queue<F> {
         let (on_links, after) = (self.secs)(&bucket.last, bucket.bytes);
         let free_at = &mut self.free_at[usize::from(!is_of_layer(&bucket.last))];
         let Transfer { ready, depth, .. } = bucket.last;
-        // One that depends on no other collective is there before compute waits for any.
+        // Where latencies pass together, one that depends on no other collective is there before
+        // compute waits for any.
         let ready_at = match depth {
-            0 => self.compute.begins_to_wait_at(ready),
+            0 if after > 0.0 => self.compute.begins_to_wait_at(ready),
             _ => self.compute.reaches(ready),
         };
         *free_at = free_at.max(ready_at) + on_links;
