@@ -128,7 +128,6 @@ fn what_stages_send_is_beside_matmuls_on_h100() {
 }
 
 #[test]
-#[ignore = "compiles for minutes; of the full set"]
 fn what_stages_send_is_beside_matmuls_on_v5p() {
     check("tpu:v5p:2x2x2", 1024);
 }
