@@ -433,10 +433,16 @@ fn what_would_fail_again_is_not_tried_again() {
     let many = run(dir.path(), &launch(999_999, &[], &train(DIGITS, &[], &[])));
     assert_eq!(many.code, Some(2));
     assert!(many.stderr.contains("lower --num-processes"), "{}", many.stderr);
-    let bench = ["launch", "--", "bench", DIGITS].map(str::to_owned);
-    let bench = run(dir.path(), &bench);
-    assert_eq!(bench.code, Some(2));
-    assert!(bench.stderr.contains("-- train CONFIG"), "{}", bench.stderr);
+    for (command, expected) in [
+        (&["plan", DIGITS][..], "-- train CONFIG"),
+        (&["bench", DIGITS, "--processes", "2"], "leave out --processes"),
+    ] {
+        let args = [&["launch", "--"], command].concat();
+        let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
+        let ended = run(dir.path(), &args);
+        assert_eq!(ended.code, Some(2));
+        assert!(ended.stderr.contains(expected), "{}", ended.stderr);
+    }
 }
 
 #[test]
