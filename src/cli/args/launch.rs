@@ -36,7 +36,7 @@ pub struct LaunchArgs {
     pub external_coordinator: bool,
     #[command(flatten)]
     pub rules: JobRules,
-    /// The command of each process: train CONFIG ...
+    /// The command of each process: train CONFIG ..., or a measurement: bench ...
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }

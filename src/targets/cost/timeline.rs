@@ -239,9 +239,9 @@ impl Timeline {
     }
 
     /// Predicted time for a known compute time, with collectives between processes as they were
-    /// measured, in the backend's own form. Of several at once each takes its turn on the links,
-    /// but what even the smallest takes, their latency, passes for all at the same time. `None` if
-    /// a collective, or groups of its size, were not measured.
+    /// measured, in the backend's own form. Several at once use the links one after the other, but
+    /// their latencies, the time of the smallest size, overlap. `None` if a collective, or groups
+    /// of its size, were not measured.
     pub fn measured(&self, compute_secs: f64, fabric: &MeasuredFabric) -> Option<StepTime> {
         let of = |transfer: &Transfer| {
             let is_all = transfer.groups.size(&self.mesh) == Ok(fabric.num_devices);
@@ -388,8 +388,8 @@ struct Queue<F> {
     /// For layers, and for the rest.
     free_at: [f64; 2],
     busy_secs: f64,
-    /// Seconds for which a collective with these bytes keeps the links, and after which it ends
-    /// while they are free for others.
+    /// Seconds for which a collective of so many bytes occupies the links, and seconds from then to
+    /// its end.
     secs: F,
 }
 
@@ -398,7 +398,7 @@ impl<F: Fn(&Transfer, f64) -> (f64, f64)> Queue<F> {
         let (on_links, after) = (self.secs)(&bucket.last, bucket.bytes);
         let free_at = &mut self.free_at[usize::from(!is_of_layer(&bucket.last))];
         let Transfer { ready, depth, .. } = bucket.last;
-        // Where latencies pass together, one that depends on no other collective is there before
+        // Where latencies overlap, one that depends on no other collective is there before
         // compute waits for any.
         let ready_at = match depth {
             0 if after > 0.0 => self.compute.begins_to_wait_at(ready),
@@ -512,7 +512,7 @@ mod tests {
 
     /// On links that were measured between two processes: 0.25 s for any message, and 1 ns a byte.
     #[test]
-    fn measured_latencies_pass_at_the_same_time_and_bytes_one_after_the_other() {
+    fn measured_latencies_overlap_and_bytes_do_not() {
         let point = |bytes: u64| MeasuredPoint {
             bytes,
             secs: if bytes == 1024 { 0.25 } else { 0.25 + 1e-9 * bytes as f64 },
