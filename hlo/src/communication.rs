@@ -1,6 +1,6 @@
 //! The collectives of a graph, with their bytes.
 
-use crate::{Graph, Groups, Node, Op, Reduction, TensorType, count};
+use crate::{DType, Graph, Groups, Node, Op, Reduction, TensorType, count};
 
 /// One collective of a graph.
 ///
@@ -17,6 +17,8 @@ use crate::{Graph, Groups, Node, Op, Reduction, TensorType, count};
 pub struct Communication {
     /// StableHLO's name: `all_reduce`, `all_gather`, ...
     pub kind: &'static str,
+    /// That of the operands.
+    pub dtype: DType,
     /// The replica groups.
     pub groups: Groups,
     /// Replicas in a group; 1 if the mesh has size 1 along the axes.
@@ -92,6 +94,7 @@ impl Communication {
         };
         Some(Self {
             kind: node.op.name(),
+            dtype: graph.ty(node.operands[0]).dtype,
             groups,
             group_size,
             num_groups: mesh.num_replicas() / group_size,

@@ -3,7 +3,7 @@
 use crate::branches::{Branches, TakenBranches};
 use crate::count::{matmul_flops, most_expensive};
 use crate::region::expand;
-use crate::{Communication, Graph, Groups, Node, Op, count};
+use crate::{Communication, DType, Graph, Groups, Node, Op, count};
 
 /// An execution of a collective, and the time in which it can overlap with matmuls. Time is the
 /// fraction of the graph's matmul FLOPs that are done, if matmuls run in the order of the graph,
@@ -12,6 +12,8 @@ use crate::{Communication, Graph, Groups, Node, Op, count};
 pub struct Transfer {
     /// StableHLO's name: `all_reduce`, `all_gather`, ...
     pub kind: &'static str,
+    /// That of the operands.
+    pub dtype: DType,
     /// The replica groups.
     pub groups: Groups,
     /// Bytes of the tensor that a group shares: see [`Communication::whole_bytes`].
@@ -141,8 +143,8 @@ fn iterations(found: &mut Vec<Transfer>, graph: &Graph, node: &Node, from: f64) 
 }
 
 fn transfer(graph: &Graph, node: &Node, ready: f64, needed: f64) -> Option<Transfer> {
-    let Communication { kind, groups, whole_bytes, summed_elements, .. } =
+    let Communication { kind, dtype, groups, whole_bytes, summed_elements, .. } =
         Communication::of(graph, node, 1)?;
     let needed = needed.max(ready);
-    Some(Transfer { kind, groups, whole_bytes, summed_elements, ready, needed, depth: 0 })
+    Some(Transfer { kind, dtype, groups, whole_bytes, summed_elements, ready, needed, depth: 0 })
 }

@@ -149,6 +149,7 @@ fn loops_are_multiplied_out() {
     });
     let reduce = Communication {
         kind: "all_reduce",
+        dtype: DType::F32,
         groups: Axis::Data.into(),
         bytes: 6 * 4,
         whole_bytes: 6 * 4,

@@ -32,8 +32,11 @@ pub fn run(config: &ConfigArgs, stage: Stage) -> Result<ExitCode> {
     let lowered = run.lowering.lower(graph, name);
     let passes: Vec<_> = run.lowering.passes().iter().map(|pass| pass.to_string()).collect();
     let mut lines = vec![format!("passes: {}", passes.join(", "))];
-    if matches!(stage, Stage::Step) && mesh.num_replicas() > mesh.size(Axis::Data) {
+    let is_step = matches!(stage, Stage::Step);
+    if is_step && mesh.num_replicas() > mesh.size(Axis::Data) {
         lines.extend(list_sharding(declared.leaves(), &run.plan));
+    }
+    if is_step {
         lines.extend(list_collectives(&lowered.graph));
         if let Some(pipeline) = run.pipeline(&*model) {
             let words = pipeline.report().lines();

@@ -12,13 +12,13 @@ use hlo::{Graph, HostCalls, Program};
 
 use crate::pjrt::Platform;
 
-pub use buckets::group_all_reduces;
+pub use buckets::group_sums;
 
 /// Backend-specific choices that a traced graph leaves open. `benches/README.md` has the
 /// measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lowering {
-    /// Independent all_reduces are combined up to this many bytes; 0 combines none.
+    /// Independent sums are combined up to this many bytes; 0 combines none.
     pub bucket_bytes: u64,
     /// `true` keeps the layers' fusion barriers, which keep XLA from fusing a value into several
     /// users and so computing it several times.
@@ -57,7 +57,7 @@ impl Lowering {
     ///
     /// | | CPU | others |
     /// |---|---|---|
-    /// | all_reduces | combined into one: each is a rendezvous of threads | one per parameter: XLA's combiner overlaps them |
+    /// | sums of gradients | combined into one: each is a rendezvous of threads | one per parameter: XLA's combiner overlaps them |
     /// | fusion barriers | kept: XLA fuses long chains into each of their users | dropped |
     /// | optimizer state | written first, then read: otherwise XLA copies it | unchanged: XLA fuses both |
     /// | collectives beside a loop that has some | wait for its end: their rendezvous are told apart by order alone | as written |
@@ -111,7 +111,7 @@ impl Lowering {
     /// ([`rewrites::written_all_reduce`]), and a program of thousands of replicas has millions.
     pub fn group_collectives(self, graph: &Graph) -> Graph {
         let is_of_collectives =
-            |pass: &Pass| matches!(pass, Pass::GroupAllReduces { .. } | Pass::ScatterByLine { .. });
+            |pass: &Pass| matches!(pass, Pass::GroupSums { .. } | Pass::ScatterByLine { .. });
         let passes = self.passes().into_iter().filter(is_of_collectives);
         passes.fold(graph.clone(), |graph, pass| pass.run(&graph))
     }
@@ -124,7 +124,7 @@ impl Lowering {
             (!self.fusion_barriers).then_some(Pass::DropFusionBarriers),
             self.in_place_updates.then_some(Pass::UpdateInPlace),
             (self.reduction_group > 0).then_some(Pass::StageReductions(self.reduction_group)),
-            (bucket_bytes > 0).then_some(Pass::GroupAllReduces { bucket_bytes }),
+            (bucket_bytes > 0).then_some(Pass::GroupSums { bucket_bytes }),
             (self.all_reduce != ReplicaSums::Direct).then_some(write),
             (scatter_line > 0).then_some(Pass::ScatterByLine { replicas: scatter_line }),
             // Collectives of the host are matched by site, not by order.
@@ -144,8 +144,8 @@ pub enum Pass {
     UpdateInPlace,
     /// [`rewrites::stage_reductions`], with groups of at most this many elements.
     StageReductions(usize),
-    /// [`group_all_reduces`].
-    GroupAllReduces {
+    /// [`group_sums`].
+    GroupSums {
         /// Most bytes of a bucket.
         bucket_bytes: u64,
     },
@@ -172,7 +172,7 @@ impl Pass {
             Self::DropFusionBarriers => rewrites::without_fusion_barriers(graph),
             Self::UpdateInPlace => rewrites::update_in_place(graph),
             Self::StageReductions(group) => rewrites::stage_reductions(graph, group),
-            Self::GroupAllReduces { bucket_bytes } => group_all_reduces(graph, bucket_bytes),
+            Self::GroupSums { bucket_bytes } => group_sums(graph, bucket_bytes),
             Self::WriteAllReduces { sums, replicas_per_host } => {
                 let choose = |sum| sums.algorithm(sum);
                 rewrites::write_all_reduces_by(graph, &choose, replicas_per_host)
@@ -189,9 +189,9 @@ impl fmt::Display for Pass {
             Self::DropFusionBarriers => f.write_str("drop fusion barriers"),
             Self::UpdateInPlace => f.write_str("update in place"),
             Self::StageReductions(group) => write!(f, "stage reductions in groups of {group}"),
-            Self::GroupAllReduces { bucket_bytes: u64::MAX } => f.write_str("group all_reduces"),
-            Self::GroupAllReduces { bucket_bytes } => {
-                write!(f, "group all_reduces up to {bucket_bytes} bytes")
+            Self::GroupSums { bucket_bytes: u64::MAX } => f.write_str("group sums"),
+            Self::GroupSums { bucket_bytes } => {
+                write!(f, "group sums up to {bucket_bytes} bytes")
             }
             Self::WriteAllReduces { sums, replicas_per_host } if sums.is_hierarchical() => {
                 write!(f, "write all_reduces as {sums}, {replicas_per_host} replicas a host")

@@ -32,7 +32,7 @@ pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>, own: AxisSet)
     // Codes count from the end, so that the first leaf has the greatest code.
     let num_leaves = next.len() as f64;
     let none = t.scalar(DType::I32, 0.0);
-    let greatest = groups.iter().fold(none, |greatest, group| {
+    let of_group = |group: &Group<'_, 'g>| {
         // Codes within the group: parameters of the same shape then have the same kernel, which is
         // compiled once.
         let like_leaf = |code: f64| t.full(DType::I32, &group.ty.dims, code).vary(group.ty.varying);
@@ -41,16 +41,27 @@ pub fn first_nonfinite<'g>(t: &'g Tracer, next: &Tree<Tensor<'g>>, own: AxisSet)
             leaf.is_finite().select(codes, like_leaf(code))
         });
         let here = codes.reduce_max(&(0..group.ty.rank()).collect::<Vec<_>>());
-        let axes = group.ty.varying.minus(own);
+        leaves().fold(none.vary(group.ty.varying), |among_all, (code, (place, _))| {
+            let code_among_all = among_all.full_like(num_leaves - *place as f64);
+            here.equal(code).select(code_among_all, among_all)
+        })
+    };
+    // One collective for all leaves that vary over the same axes.
+    let mut by_axes: Vec<(AxisSet, Tensor<'g>)> = vec![];
+    for group in &groups {
+        let (axes, code) = (group.ty.varying, of_group(group));
+        match by_axes.iter_mut().find(|(others, _)| *others == axes) {
+            Some((_, greatest)) => *greatest = greatest.maximum(code),
+            None => by_axes.push((axes, code)),
+        }
+    }
+    let greatest = by_axes.into_iter().fold(none, |greatest, (varying, here)| {
+        let axes = varying.minus(own);
         let everywhere = match axes.is_empty() {
             true => here,
             false => here.all_reduce(Reduction::Max, axes),
         };
-        let among_all = leaves().fold(none, |among_all, (code, (place, _))| {
-            let code_among_all = t.scalar(DType::I32, num_leaves - *place as f64);
-            everywhere.equal(code).select(code_among_all, among_all)
-        });
-        greatest.maximum(among_all)
+        greatest.maximum(everywhere)
     });
     greatest.equal(0.0).select(greatest, num_leaves + 1.0 - greatest)
 }

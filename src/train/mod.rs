@@ -197,7 +197,13 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         processes.say(&classes);
     }
     let pipeline = run.pipeline(job.model);
-    let described = describe_synchronisation(&trainer, &run.plan, pipeline, run.local_steps);
+    let described = describe_synchronisation(
+        &trainer,
+        &run.plan,
+        pipeline,
+        run.local_steps,
+        run.lowering.all_reduce,
+    );
     processes.say(&described);
     for approximation in run.approximations() {
         processes.say(&format!("approximation: {approximation}"));

@@ -1,8 +1,9 @@
 //! Messages about a run before its first step.
 
-use std::collections::BTreeSet;
+use std::fmt;
 
-use hlo::{ActivationRows, Axis, AxisSet, Graph, LeafSpec, Tree, counted};
+use hlo::rewrites::ReplicaSums;
+use hlo::{ActivationRows, Axis, AxisSet, DType, Graph, LeafSpec, Tree, counted};
 
 use super::{Run, Trainer};
 use crate::config::shorten;
@@ -110,6 +111,7 @@ pub fn describe_synchronisation(
     plan: &ParallelPlan,
     pipeline: Option<StepPipeline>,
     local_steps: Option<LocalSteps>,
+    sums: ReplicaSums,
 ) -> String {
     let state = trainer.state();
     let bytes = |section: StateSection| -> usize {
@@ -118,13 +120,8 @@ pub fn describe_synchronisation(
         leaves.map(|(_, leaf)| leaf.num_bytes()).sum()
     };
     let params = StateSection::Params.leaves(state.specs());
-    let mesh = state.mesh();
-    let is_only_data = mesh.num_replicas() == mesh.size(Axis::Data);
-    let synchronisation = match is_only_data {
-        true => describe_all_reduces(trainer.step_graph(), local_steps),
-        false => describe_by_kind(trainer.step_graph()),
-    };
-    let sharding = match mesh.size(Axis::Fsdp) {
+    let synchronisation = describe_collectives(trainer.step_graph(), local_steps, sums);
+    let sharding = match state.mesh().size(Axis::Fsdp) {
         1 => String::new(),
         _ => format!("\nsharding: {}", describe_sharding(state.specs(), plan)),
     };
@@ -201,25 +198,46 @@ fn predicted_ms(trainer: &Trainer) -> Option<String> {
     Some(format!(", predicted to take {:.2} ms", 1e3 * secs))
 }
 
-/// The reductions in a step of replicated state, or in an outer step.
-fn describe_all_reduces(step: &Graph, local_steps: Option<LocalSteps>) -> String {
-    let collectives = hlo::communication(step);
-    let calls: u64 = collectives.iter().map(|collective| collective.count).sum();
-    let synced: u64 = collectives.iter().map(|c| c.bytes * c.count).sum();
-    let groups: BTreeSet<_> = collectives.iter().map(|c| (c.num_groups, c.group_size)).collect();
-    let largest = groups.iter().map(|(_, size)| *size).max();
-    // On an axis of one replica a collective moves nothing.
-    let groups = groups.into_iter().filter(|(_, size)| *size > 1 || largest == Some(1));
-    let groups: Vec<_> = groups.map(|(num, size)| describe_groups(num, size)).collect();
-    let each = human_bytes(synced as usize);
-    let often = match local_steps {
-        None => format!("{each} per step"),
-        Some(LocalSteps { every, .. }) => {
-            let per_step = human_bytes((synced / every) as usize);
-            format!("{each} every {every} steps, {per_step} per step,")
-        }
+/// What replicas send per step: of one kind of collective its bytes, of several a line each.
+fn describe_collectives(
+    step: &Graph,
+    local_steps: Option<LocalSteps>,
+    sums: ReplicaSums,
+) -> String {
+    let totals = total_collectives(step);
+    let bytes =
+        |of: fn(&CollectiveTotal) -> u64| totals.iter().map(of).fold(0, u64::saturating_add);
+    let often = |bytes: u64| match local_steps {
+        None => format!("{} per step", human_bytes(bytes as usize)),
+        Some(LocalSteps { every, .. }) => format!(
+            "{} every {every} steps, {} per step",
+            human_bytes(bytes as usize),
+            human_bytes((bytes / every) as usize)
+        ),
     };
-    format!("{often} in {} over {}", counted(calls as usize, "collective"), groups.join(" and "),)
+    match &totals[..] {
+        [] => "none, with one replica".to_owned(),
+        [total] if sums == ReplicaSums::Direct => format!(
+            "{} in {} over {}",
+            often(bytes(|total| total.whole_bytes)),
+            counted(total.count as usize, "collective"),
+            describe_groups(total.num_groups, total.group_size)
+        ),
+        _ => {
+            let written = match sums {
+                ReplicaSums::Direct => String::new(),
+                _ => format!("; sums are written as {sums}"),
+            };
+            let lines = totals.iter().map(|total| {
+                let CollectiveTotal { num_groups, group_size, count, whole_bytes, .. } = *total;
+                let groups = describe_groups(num_groups, group_size);
+                let bytes = human_bytes(whole_bytes as usize);
+                format!("\n  {total}, {groups}: {count}, {bytes}")
+            });
+            let sent = often(bytes(|total| total.sent_bytes));
+            format!("each replica sends {sent}{written}{}", lines.collect::<String>())
+        }
+    }
 }
 
 /// How a sharded state is held: the stage of ZeRO, and bytes of parameters sharded and whole, and
@@ -243,10 +261,12 @@ fn describe_sharding(state: &Tree<LeafSpec>, plan: &ParallelPlan) -> String {
     )
 }
 
-/// The collectives of one kind over the same groups in one run of a graph.
+/// The collectives of one kind and dtype over the same groups in one run of a graph.
 struct CollectiveTotal {
     /// StableHLO's name: `all_gather`, ...
     kind: &'static str,
+    /// What is sent.
+    dtype: DType,
     /// The axes along which the replicas of a group differ.
     axes: AxisSet,
     /// Number of groups.
@@ -261,15 +281,23 @@ struct CollectiveTotal {
     sent_bytes: u64,
 }
 
-/// The collectives of a graph by kind and groups, in the order in which each kind first occurs.
+/// For example `all_to_all of bf16 over {data}`.
+impl fmt::Display for CollectiveTotal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} over {}", self.kind, self.dtype, self.axes)
+    }
+}
+
+/// The collectives of a graph by kind, dtype and groups, in the order in which each kind first occurs.
 /// Collectives among one replica move nothing and are omitted.
 fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
     let mut totals: Vec<CollectiveTotal> = vec![];
     for found in hlo::communication(graph).into_iter().filter(|found| found.group_size > 1) {
-        let (kind, axes) = (found.kind, found.groups.axes());
+        let (kind, dtype, axes) = (found.kind, found.dtype, found.groups.axes());
         let (num_groups, group_size) = (found.num_groups, found.group_size);
         let is_same = |total: &CollectiveTotal| {
-            (total.kind, total.axes, total.group_size) == (kind, axes, group_size)
+            let of = (total.kind, total.dtype, total.axes, total.group_size);
+            of == (kind, dtype, axes, group_size)
         };
         let count = found.count;
         let whole_bytes = found.whole_bytes.saturating_mul(count);
@@ -282,6 +310,7 @@ fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
             }
             None => totals.push(CollectiveTotal {
                 kind,
+                dtype,
                 axes,
                 num_groups,
                 group_size,
@@ -322,34 +351,17 @@ pub fn list_sharding(state: &Tree<LeafSpec>, plan: &ParallelPlan) -> Vec<String>
     lines
 }
 
-/// A line for each kind of collective over the same groups, with the bytes of one run of the graph.
+/// A line for each kind and dtype of collective over the same groups, with the bytes of one run of the graph.
 pub fn list_collectives(graph: &Graph) -> Vec<String> {
     let line = |total: CollectiveTotal| {
-        let CollectiveTotal { kind, axes, num_groups, group_size, count, whole_bytes, sent_bytes } =
-            total;
+        let CollectiveTotal { num_groups, group_size, count, whole_bytes, sent_bytes, .. } = total;
         format!(
-            "{kind} over {axes}, {}: {count} per step, {whole_bytes} bytes, \
+            "{total}, {}: {count} per step, {whole_bytes} bytes, \
              {sent_bytes} sent by each replica",
             describe_groups(num_groups, group_size),
         )
     };
     total_collectives(graph).into_iter().map(line).collect()
-}
-
-/// The gathers, scatters and reductions in a step of sharded state, by kind.
-fn describe_by_kind(step: &Graph) -> String {
-    let totals = total_collectives(step);
-    let sent = totals.iter().fold(0u64, |sum, total| sum.saturating_add(total.sent_bytes));
-    let kinds: BTreeSet<_> = totals.iter().map(|total| total.kind).collect();
-    let kinds = kinds.into_iter().map(|kind| {
-        let same = totals.iter().filter(|total| total.kind == kind);
-        let (count, bytes) = same.fold((0u64, 0u64), |(count, bytes), total| {
-            (count.saturating_add(total.count), bytes.saturating_add(total.whole_bytes))
-        });
-        format!("{}, {}", counted(count as usize, kind), human_bytes(bytes as usize))
-    });
-    let kinds: Vec<_> = kinds.collect();
-    format!("each replica sends {} per step; {}", human_bytes(sent as usize), kinds.join("; "))
 }
 
 fn describe_groups(num_groups: usize, group_size: usize) -> String {

@@ -256,8 +256,8 @@ fn a_sharded_run_says_what_is_sharded_and_what_it_sends() {
     assert!(done.stderr.contains(said), "{}", done.stderr);
     for said in [
         "synchronisation: each replica sends ",
-        " all_gathers, ",
-        "; 3 reduce_scatters, 330.00 KiB",
+        "\n  all_gather of f32 over {fsdp}, 2 groups of 2 replicas: ",
+        "\n  reduce_scatter of f32 over {fsdp}, 2 groups of 2 replicas: 3, 330.00 KiB\n",
     ] {
         assert!(done.stderr.contains(said), "{said:?} is not in {}", done.stderr);
     }
@@ -300,11 +300,11 @@ fn the_text_of_a_sharded_step_starts_with_what_is_sharded() {
         "//   a vector of fewer than 65536 elements: 7 leaves, 6184 bytes",
         "// state: 525440 of 1032320 bytes on each replica",
         // Of two replicas each sends half of what is gathered or scattered.
-        "// all_gather over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 sent \
-         by each replica",
-        "// reduce_scatter over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 \
+        "// all_gather of f32 over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 \
          sent by each replica",
-        "// all_reduce over {data}, 2 groups of 2 replicas: 1 per step, 168960 bytes, 168960 sent \
+        "// reduce_scatter of f32 over {fsdp}, 2 groups of 2 replicas: 3 per step, 337920 bytes, 168960 \
+         sent by each replica",
+        "// all_reduce of f32 over {data}, 2 groups of 2 replicas: 1 per step, 168960 bytes, 168960 sent \
          by each replica",
     ];
     let mut found = comments.iter();

@@ -5,7 +5,9 @@
 use std::collections::HashMap;
 
 use hlo::rewrites::{self, ReplicaSums, written_all_reduce};
-use hlo::{Algorithm, Axis, AxisSet, Communication, Graph, Groups, Mesh, Transfer, transfers};
+use hlo::{
+    Algorithm, Axis, AxisSet, Communication, DType, Graph, Groups, Mesh, Transfer, transfers,
+};
 
 use super::{DeviceLayout, Fabric, MeasuredFabric, WhatIf, Work, seconds};
 use crate::targets::{Chip, flags};
@@ -177,10 +179,11 @@ impl Timeline {
         if self.sums == ReplicaSums::Direct {
             return None;
         }
-        let Transfer { kind, groups, whole_bytes, summed_elements, .. } = *transfer;
+        let Transfer { kind, dtype, groups, whole_bytes, summed_elements, .. } = *transfer;
         let group_size = groups.size(&self.mesh).ok()?;
         let all_reduce = Communication {
             kind,
+            dtype,
             groups,
             group_size,
             num_groups: self.mesh.num_replicas() / group_size,
@@ -419,6 +422,7 @@ pub(crate) fn first_group(mesh: &Mesh, groups: Groups) -> Vec<usize> {
 fn reduced(whole_bytes: u64, ready: f64) -> Transfer {
     Transfer {
         kind: "all_reduce",
+        dtype: DType::F32,
         groups: Axis::Data.into(),
         whole_bytes,
         summed_elements: whole_bytes / 4,

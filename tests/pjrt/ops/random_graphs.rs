@@ -15,7 +15,7 @@ use hlo::{
     Axis, DType, DotDims, Graph, Literal, Mesh, Reduction, Tensor, TensorType, grad, interpret,
     trace, verify,
 };
-use lockstep::lowering::group_all_reduces;
+use lockstep::lowering::group_sums;
 use proptest::prelude::{Strategy, any};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
@@ -139,8 +139,7 @@ impl Recipe {
         let inputs = self.values();
         let expected = interpret(graph, &inputs).map_err(|error| error.to_string())?;
         let simple = simplify(graph);
-        for (pass, graph) in
-            [("simplify", &simple), ("group_all_reduces", &group_all_reduces(&simple, u64::MAX))]
+        for (pass, graph) in [("simplify", &simple), ("group_sums", &group_sums(&simple, u64::MAX))]
         {
             verify(graph).map_err(|error| format!("{pass}: {error}"))?;
             if interpret(graph, &inputs).map_err(|error| error.to_string())? != expected {
