@@ -372,6 +372,7 @@ impl Config {
             && let Some(optimizer) = &optimizer
         {
             sync::check(sync, (mesh, parallel), optimizer, errors);
+            parallel_keys::check_momentum(parallel, optimizer, errors);
         }
         if let (Some(train), Some(mesh)) = (&train, &mesh) {
             check_launches(train, mesh, errors);

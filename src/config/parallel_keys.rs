@@ -2,7 +2,8 @@
 
 use super::error::KeyErrors;
 use super::{
-    AutoOr, Backend, Compression, DeviceConfig, KeyError, MeshConfig, ParallelConfig, Problem,
+    AutoOr, Backend, Compression, DeviceConfig, KeyError, MeshConfig, OptimizerConfig,
+    ParallelConfig, Problem, Sgd, UpdateRule,
 };
 
 pub(super) fn check(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut KeyErrors) {
@@ -74,6 +75,7 @@ fn check_compression(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut 
     };
     let of_kinds = [
         ("parallel.top_k_block", parallel.top_k_block != AutoOr::Auto, Compression::TopK),
+        ("parallel.top_k_momentum", parallel.top_k_momentum != AutoOr::Auto, Compression::TopK),
         ("parallel.power_sgd_rank", parallel.power_sgd_rank.is_some(), Compression::PowerSgd),
     ];
     for (key, is_set, kind) in of_kinds {
@@ -100,6 +102,41 @@ fn check_compression(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut 
                        saved; set mesh.data to 2 or more, or leave out parallel.compression \
                        (--unset parallel.compression)";
         complain("parallel.compression", &["mesh.data"], problem.to_owned());
+    }
+}
+
+impl ParallelConfig {
+    /// The rule that has its momentum before the sums of `compression = "top_k"` instead of after
+    /// them; `None` for the others, and where `top_k_momentum` is `false`. Norms of gradients with
+    /// momentum are not those that are clipped.
+    pub fn momentum_before_sums<'a>(&self, optimizer: &'a OptimizerConfig) -> Option<&'a Sgd> {
+        let UpdateRule::Sgd(sgd) = &optimizer.rule else { return None };
+        let fits = self.compression == Some(Compression::TopK)
+            && sgd.momentum > 0.0
+            && sgd.momentum_correction
+            && optimizer.clip_grad_norm.is_none();
+        (fits && self.top_k_momentum.or(true)).then_some(sgd)
+    }
+}
+
+/// Momentum before sums is that of one update rule.
+pub(super) fn check_momentum(
+    parallel: &ParallelConfig,
+    optimizer: &OptimizerConfig,
+    errors: &mut KeyErrors,
+) {
+    let (key, compression) = ("parallel.top_k_momentum", "parallel.compression");
+    let is_asked = parallel.top_k_momentum == AutoOr::Value(true)
+        && parallel.compression == Some(Compression::TopK);
+    if is_asked
+        && parallel.momentum_before_sums(optimizer).is_none()
+        && errors.none_of(&[key, compression])
+    {
+        let problem = "only optimizer.name = \"sgd\" has its momentum before the sum, with \
+                       optimizer.momentum above 0, optimizer.momentum_correction = true and \
+                       without optimizer.clip_grad_norm; set these, or leave out \
+                       parallel.top_k_momentum (--unset parallel.top_k_momentum)";
+        errors.push(KeyError::new(key, Problem::Inconsistent(problem.to_owned())));
     }
 }
 

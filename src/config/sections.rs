@@ -120,6 +120,12 @@ pub struct ParallelConfig {
     /// which replicas receive less than a tenth of the bytes of a sum in f32: 32 for 4 replicas.
     #[schemars(range(min = 2, max = MAX_BLOCK), extend("unit" = "elements"))]
     pub top_k_block: AutoOr<usize>,
+    /// Where the momentum of `optimizer.name = "sgd"` is with `compression = "top_k"`: `true` gives
+    /// it to each replica's own gradients, before they are sent, so that what waits gathers
+    /// momentum too; `false` to what has arrived. `"auto"` is `true` where that is possible: with
+    /// `optimizer.momentum_correction`, without `optimizer.clip_grad_norm`.
+    #[schemars(extend("values" = "`\"auto\"`, `true` or `false`"))]
+    pub top_k_momentum: AutoOr<bool>,
     /// Rank of the matrices of `compression = "power_sgd"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_RANK), extend("absent" = "2"))]

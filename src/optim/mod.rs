@@ -31,7 +31,7 @@ pub use mask::{InvalidPattern, Mask};
 pub use momentum::momentum;
 pub use norm::global_norm;
 pub use per_parameter::{Decayed, RateFactors, scale_rates};
-pub use rules::{adam, adamw, from_config, lamb, lars, sgd};
+pub use rules::{adam, adamw, from_config, from_config_after_momentum, lamb, lars, sgd};
 pub use trust_ratio::scale_by_trust_ratio;
 pub use weight_decay::add_decayed_weights;
 

@@ -1,9 +1,11 @@
 //! The update rules as chains, and the chain of a configuration.
 
+use hlo::{LeafSpec, Tensor, Tree};
+
 use super::{
-    Decayed, Mask, Transformation, add_decayed_weights, average_params, chain, clip_by_global_norm,
-    momentum, scale_by_adam, scale_by_lars, scale_by_learning_rate, scale_by_trust_ratio,
-    scale_rates, train_only,
+    Context, Decayed, InvalidPattern, Mask, Transformation, add_decayed_weights, average_params,
+    chain, clip_by_global_norm, momentum, scale_by_adam, scale_by_lars, scale_by_learning_rate,
+    scale_by_trust_ratio, scale_rates, train_only,
 };
 use crate::config::{self, UpdateRule};
 
@@ -12,6 +14,19 @@ type Links = Vec<Box<dyn Transformation>>;
 /// The optimizer of a configuration: gradient clipping, the update rule, the factors of its rates,
 /// the running mean of the parameters; all of this for the parameters that are trained.
 pub fn from_config(config: &config::OptimizerConfig) -> Box<dyn Transformation> {
+    of_rule(config, sgd)
+}
+
+/// [`from_config`] for gradients that have the momentum of SGD already; what decay adds to them has
+/// not.
+pub fn from_config_after_momentum(config: &config::OptimizerConfig) -> Box<dyn Transformation> {
+    of_rule(config, sgd_after_momentum)
+}
+
+fn of_rule<T: Transformation + 'static>(
+    config: &config::OptimizerConfig,
+    sgd: fn(&config::Sgd, Decayed) -> T,
+) -> Box<dyn Transformation> {
     let mask = Mask::new("weight_decay_exclude", config.weight_decay_exclude.as_ref());
     let decayed = Decayed { mask, own: config.weight_decays.clone() };
     let rule: Box<dyn Transformation> = match &config.rule {
@@ -64,6 +79,45 @@ pub fn sgd(config: &config::Sgd, decayed: Decayed) -> impl Transformation + use<
     let decay = Box::new(add_decayed_weights(config.weight_decay, decayed));
     let config::Sgd { momentum, nesterov, momentum_correction, .. } = *config;
     with_momentum(decay, momentum, nesterov, momentum_correction)
+}
+
+/// [`sgd`] of the form with `momentum_correction`, for gradients that have the momentum already.
+fn sgd_after_momentum(config: &config::Sgd, decayed: Decayed) -> impl Transformation + use<> {
+    let decay = Box::new(add_decayed_weights(config.weight_decay, decayed));
+    let momentum = Box::new(momentum(config.momentum, config.nesterov));
+    let links: Links =
+        vec![Box::new(of_zeros(chain(vec![decay, momentum]))), Box::new(scale_by_learning_rate())];
+    chain(links)
+}
+
+/// Adds to each update what `inner` makes of zeros.
+fn of_zeros(inner: impl Transformation) -> impl Transformation {
+    OfZeros { inner }
+}
+
+struct OfZeros<T> {
+    inner: T,
+}
+
+impl<T: Transformation> Transformation for OfZeros<T> {
+    fn init(&self, params: &Tree<LeafSpec>) -> Tree<LeafSpec> {
+        self.inner.init(params)
+    }
+
+    fn check(&self, params: &Tree<LeafSpec>) -> Result<(), InvalidPattern> {
+        self.inner.check(params)
+    }
+
+    fn update<'g>(
+        &self,
+        updates: Tree<Tensor<'g>>,
+        state: &mut Tree<Tensor<'g>>,
+        context: &Context<'g>,
+    ) -> Tree<Tensor<'g>> {
+        let zeros = updates.map(|_, update| update.full_like(0.0));
+        let added = self.inner.update(zeros, state, context);
+        updates.map(|path, update| *update + added[path])
+    }
 }
 
 /// Adam, with the weight decay in the gradient.

@@ -34,4 +34,4 @@ pub use power_sgd::PowerSgdSum;
 pub use quantized::QuantizedSum;
 pub use report::{LeafTotals, ParamReport, ShardingReport};
 pub use sync::{PlainSum, Synchronize};
-pub use top_k::TopKSum;
+pub use top_k::{LocalMomentum, TopKSum};

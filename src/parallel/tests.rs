@@ -9,7 +9,8 @@ use crate::config::GatherDType;
 
 use super::quantized::{quantized_gather, quantized_scatter};
 use super::{
-    GatherAt, ParallelPlan, PlainSum, PowerSgdSum, QuantizedSum, Synchronize, TopKSum, UseDTypes,
+    GatherAt, LocalMomentum, ParallelPlan, PlainSum, PowerSgdSum, QuantizedSum, Synchronize,
+    TopKSum, UseDTypes,
 };
 
 const GROUP_SIZE: usize = 4;
@@ -17,8 +18,8 @@ const GROUP_SIZE: usize = 4;
 fn schemes() -> [(&'static str, Box<dyn Synchronize>); 4] {
     [
         ("int8", Box::new(QuantizedSum)),
-        ("top_k", Box::new(TopKSum { block: TopKSum::block_for(GROUP_SIZE) })),
-        ("top_k of large blocks", Box::new(TopKSum { block: 512 })),
+        ("top_k", Box::new(TopKSum { block: TopKSum::block_for(GROUP_SIZE), momentum: None })),
+        ("top_k of large blocks", Box::new(TopKSum { block: 512, momentum: None })),
         ("power_sgd", Box::new(PowerSgdSum { rank: 2 })),
     ]
 }
@@ -143,11 +144,62 @@ fn few_bytes_are_sent() {
         let plain = bytes(&PlainSum);
         let share = |scheme: &dyn Synchronize| bytes(scheme) / plain;
         let block = TopKSum::block_for(group_size);
-        let [top_k, power_sgd, int8] =
-            [share(&TopKSum { block }), share(&PowerSgdSum { rank: 2 }), share(&QuantizedSum)];
+        let [top_k, power_sgd, int8] = [
+            share(&TopKSum { block, momentum: None }),
+            share(&PowerSgdSum { rank: 2 }),
+            share(&QuantizedSum),
+        ];
         assert!(top_k < 0.1, "{group_size}: {top_k}");
         assert!(power_sgd < 0.005, "{group_size}: {power_sgd}");
         assert!((0.257..0.259).contains(&int8), "{group_size}: {int8}");
+    }
+}
+
+/// As Lin et al. (2018), algorithm 4, written for one element at a time.
+#[test]
+fn what_is_sent_has_the_momentum_that_it_missed() {
+    let (block, n, mu) = (32, 67 * 93, 0.9);
+    let plan = ParallelPlan::new(Mesh::data(GROUP_SIZE), GatherAt::Step);
+    let param = LeafSpec::replicated(DType::F64, &[67, 93]);
+    for nesterov in [false, true] {
+        let scheme = TopKSum { block, momentum: Some(LocalMomentum { mu, nesterov }) };
+        let graph = graph(&scheme, &plan, &param);
+        let mut inputs = vec![vec![]];
+        inputs.extend(scheme.comm(&param, &plan).iter().map(|(_, leaf)| zeros(&plan, leaf)));
+        let mut velocity = vec![vec![0.0; n]; GROUP_SIZE];
+        let mut residual = velocity.clone();
+        for step in 0..4 {
+            inputs[0] = locals(&plan, &param, step);
+            let mut sum = vec![0.0; n];
+            for replica in 0..GROUP_SIZE {
+                let (velocity, residual) = (&mut velocity[replica], &mut residual[replica]);
+                for (i, gradient) in inputs[0][replica].to_f64().into_iter().enumerate() {
+                    velocity[i] = mu * velocity[i] + gradient;
+                    residual[i] += if nesterov { gradient + mu * velocity[i] } else { velocity[i] };
+                }
+                for start in (0..n).step_by(block) {
+                    let places = (start..(start + block).min(n)).rev();
+                    let largest =
+                        places.max_by(|a, b| residual[*a].abs().total_cmp(&residual[*b].abs()));
+                    let largest = largest.unwrap();
+                    let sent = half::bf16::from_f64(residual[largest]).to_f64();
+                    sum[largest] += sent;
+                    residual[largest] -= sent;
+                    velocity[largest] = 0.0;
+                }
+            }
+            let found = interpret(&graph, &inputs).unwrap();
+            let mut expected = vec![(found[0][0].to_f64(), &sum)];
+            for replica in 0..GROUP_SIZE {
+                expected.push((found[1][replica].to_f64(), &residual[replica]));
+                expected.push((found[2][replica].to_f64(), &velocity[replica]));
+            }
+            for (found, expected) in expected {
+                let far = found.iter().zip(expected).find(|(a, b)| (*a - *b).abs() > 1e-12);
+                assert_eq!(far, None, "step {step}");
+            }
+            inputs.splice(1.., found[1..].to_vec());
+        }
     }
 }
 

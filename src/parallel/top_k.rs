@@ -4,7 +4,6 @@ use hlo::{Axis, AxisSet, DType, LeafSpec, Tensor};
 
 use super::sync::{
     MIN_COMPRESSED, RESIDUAL, num_local_elements, plain_sum, residual, sum_in_order,
-    sum_with_feedback,
 };
 use super::{ParallelPlan, Synchronize};
 
@@ -17,12 +16,28 @@ use super::{ParallelPlan, Synchronize};
 /// schedule of how many to send would save no bytes.
 ///
 /// Lin, Han, Mao, Wang and Dally, "Deep gradient compression: Reducing the communication bandwidth
-/// for distributed training" (2018), without its momentum correction: any optimizer may follow.
+/// for distributed training" (2018).
 #[derive(Clone, Copy, Debug)]
 pub struct TopKSum {
     /// Elements of a block.
     pub block: usize,
+    /// Momentum before the sum, in place of the optimizer's: the paper's momentum correction.
+    pub momentum: Option<LocalMomentum>,
 }
+
+/// Momentum of each replica's own gradients. What an element has gathered until it is sent is then
+/// what a sum in full would have given it; after that it starts from nothing (momentum factor
+/// masking). Sums that are in full have the momentum of their sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LocalMomentum {
+    /// Its decay.
+    pub mu: f64,
+    /// Nesterov's form.
+    pub nesterov: bool,
+}
+
+/// The kind of leaf that holds a replica's momentum.
+const VELOCITY: &str = "velocity";
 
 impl TopKSum {
     /// The smallest blocks, a power of 2, with which replicas receive less than a tenth of the
@@ -37,16 +52,20 @@ impl TopKSum {
 
 impl Synchronize for TopKSum {
     fn comm(&self, param: &LeafSpec, plan: &ParallelPlan) -> Vec<(&'static str, LeafSpec)> {
-        match num_local_elements(param, plan) >= MIN_COMPRESSED.max(self.block) {
-            true => vec![(RESIDUAL, residual(param, plan))],
-            false => vec![],
-        }
+        let of_replica = |kind| (kind, residual(param, plan));
+        let compresses = num_local_elements(param, plan) >= MIN_COMPRESSED.max(self.block);
+        let residual = compresses.then(|| of_replica(RESIDUAL));
+        let velocity = self.momentum.map(|_| of_replica(VELOCITY));
+        residual.into_iter().chain(velocity).collect()
     }
 
     fn approximation(&self) -> Option<String> {
         let block = self.block;
+        let momentum =
+            if self.momentum.is_some() { ", with the momentum that they missed" } else { "" };
         Some(format!(
-            "of each {block} elements of a gradient the largest is sent, and the others later"
+            "of each {block} elements of a gradient the largest is sent, and the others \
+             later{momentum}"
         ))
     }
 
@@ -57,16 +76,46 @@ impl Synchronize for TopKSum {
         axes: AxisSet,
         comm: &[Tensor<'g>],
     ) -> (Tensor<'g>, Vec<Tensor<'g>>) {
-        let [residual] = *comm else { return (plain_sum(local, axes), vec![]) };
-        let send = |x| largest(x, self.block);
-        let (sum, kept) = sum_with_feedback(local, axes, residual, send);
-        (sum, vec![kept])
+        let (residual, velocity) = match (comm, self.momentum) {
+            (&[residual, velocity], _) => (Some(residual), Some(velocity)),
+            (&[velocity], Some(_)) => (None, Some(velocity)),
+            (&[residual], None) => (Some(residual), None),
+            _ => return (plain_sum(local, axes), vec![]),
+        };
+        let others = axes.minus(Axis::Data.into());
+        let local = if others.is_empty() { local } else { plain_sum(local, others) };
+        let like_local = |kept: Tensor<'g>| kept.reshape(&local.shape());
+        let moved =
+            velocity.zip(self.momentum).map(|(velocity, LocalMomentum { mu, nesterov })| {
+                let velocity = like_local(velocity) * mu + local;
+                (velocity, if nesterov { local + velocity * mu } else { velocity })
+            });
+        let update = moved.map_or(local, |(_, update)| update);
+        let kept = |of: Tensor<'g>| of.reshape(&comm[0].shape());
+        let Some(residual) = residual else {
+            let velocity = moved.map(|(velocity, _)| kept(velocity));
+            return (plain_sum(update, Axis::Data.into()), velocity.into_iter().collect());
+        };
+        let Largest { sum, rest, is_sent } = largest(update + like_local(residual), self.block);
+        let velocity =
+            moved.map(|(velocity, _)| kept(is_sent.select(velocity.full_like(0.0), velocity)));
+        (sum, [kept(rest)].into_iter().chain(velocity).collect())
     }
 }
 
-/// The sum over `data` of the largest element of each block of `x`, and the rest of `x`.
+/// What was sent.
+struct Largest<'g> {
+    /// The sum over `data` of the largest element of each block.
+    sum: Tensor<'g>,
+    /// What this replica has not sent.
+    rest: Tensor<'g>,
+    /// Which elements this replica has sent.
+    is_sent: Tensor<'g>,
+}
+
+/// Sends the largest element of each block of `x`.
 #[track_caller]
-fn largest(x: Tensor<'_>, block: usize) -> (Tensor<'_>, Tensor<'_>) {
+fn largest(x: Tensor<'_>, block: usize) -> Largest<'_> {
     let (n, dtype, t) = (x.num_elements(), x.dtype(), x.tracer());
     let num_blocks = n.div_ceil(block);
     let blocks = x.reshape(&[n]).pad_end(0, num_blocks * block).reshape(&[num_blocks, block]);
@@ -97,7 +146,7 @@ fn largest(x: Tensor<'_>, block: usize) -> (Tensor<'_>, Tensor<'_>) {
 
     let sent = value.convert(dtype).broadcast_in_dim(&blocks.shape(), &[0]);
     let rest = is_sent.select(blocks - sent, blocks);
-    let [sum, rest] = [sum, rest]
+    let [sum, rest, is_sent] = [sum, rest, is_sent]
         .map(|blocks| blocks.reshape(&[num_blocks * block]).slice_dim(0, 0, n).reshape(&x.shape()));
-    (sum.replicated(Axis::Data), rest)
+    Largest { sum: sum.replicated(Axis::Data), rest, is_sent }
 }

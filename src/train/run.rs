@@ -17,8 +17,8 @@ use crate::data::{Field, Source, Splits};
 use crate::lowering::Lowering;
 use crate::optim::{self, Mask, Transformation, schedule::Schedule};
 use crate::parallel::{
-    GatherAt, NarrowSum, ParallelPlan, PipelinePlan, PlainSum, PowerSgdSum, QuantizedSum,
-    Synchronize, TopKSum,
+    GatherAt, LocalMomentum, NarrowSum, ParallelPlan, PipelinePlan, PlainSum, PowerSgdSum,
+    QuantizedSum, Synchronize, TopKSum,
 };
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
 use crate::step::{BatchField, LocalSteps, StepSpec};
@@ -119,7 +119,10 @@ impl Run {
             gather_mask: Mask::new("parallel.gather_exact", config.parallel.gather_exact.as_ref()),
             synchronize: synchronize(config, mesh),
             local_steps: local_steps(config),
-            optimizer: optim::from_config(&config.optimizer),
+            optimizer: match config.parallel.momentum_before_sums(&config.optimizer) {
+                Some(_) => optim::from_config_after_momentum(&config.optimizer),
+                None => optim::from_config(&config.optimizer),
+            },
             fields,
             smaller_fields: vec![],
             precision: config.train.precision.dtypes(),
@@ -446,7 +449,10 @@ fn synchronize(config: &Config, mesh: Mesh) -> Arc<dyn Synchronize> {
         (Some(Compression::TopK), _) => {
             let num_replicas = mesh.size(Axis::Data);
             let block = parallel.top_k_block.or(TopKSum::block_for(num_replicas));
-            Arc::new(TopKSum { block })
+            let momentum = config.parallel.momentum_before_sums(&config.optimizer);
+            let momentum =
+                momentum.map(|sgd| LocalMomentum { mu: sgd.momentum, nesterov: sgd.nesterov });
+            Arc::new(TopKSum { block, momentum })
         }
         (Some(Compression::PowerSgd), _) => {
             Arc::new(PowerSgdSum { rank: parallel.power_sgd_rank.unwrap_or(2) })

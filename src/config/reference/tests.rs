@@ -109,13 +109,14 @@ const NEEDED: [(&str, &str); 9] = [
 ];
 
 /// Settings beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 25] = [
+const COMPANIONS: [(&str, &[&str]); 26] = [
     ("data.eval_y", &["data.eval_x=other"]),
     ("mesh.data", &["train.global_batch=131072"]),
     ("parallel.zero", &["mesh.fsdp=2"]),
     ("parallel.gather_dtype", &["mesh.fsdp=2"]),
     ("parallel.gather_exact", &["mesh.fsdp=2", "parallel.gather_dtype=int8"]),
     ("parallel.top_k_block", &["parallel.compression=top_k"]),
+    ("parallel.top_k_momentum", &["parallel.compression=top_k", "optimizer.name=sgd"]),
     ("parallel.power_sgd_rank", &["parallel.compression=power_sgd"]),
     ("parallel.scatter_line", &["mesh.fsdp=auto"]),
     ("parallel.context", &["mesh.tensor=2"]),
