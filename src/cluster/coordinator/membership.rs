@@ -143,6 +143,11 @@ impl Membership {
         }
     }
 
+    /// `true` if the process has left in good order.
+    pub fn has_left(&self, process_index: usize) -> bool {
+        self.member(process_index).is_some_and(|member| member.outcome.is_some())
+    }
+
     /// Those that have not joined.
     pub fn not_joined(&self) -> Vec<usize> {
         (0..self.members.len()).filter(|&process| self.members[process].is_none()).collect()

@@ -18,6 +18,7 @@ use tonic::server::{Grpc, UnaryService};
 use tonic::{Code, Status};
 
 use super::job::{Failure, FailureKind, JobState};
+use super::membership::list;
 use super::refusals::Refusals;
 use super::store::StoreError;
 use super::{Watcher, horizon};
@@ -189,10 +190,7 @@ impl Shared {
             Ask::ChildEnded(_) | Ask::AskDirectives(_) | Ask::GiveUp(_) => {
                 self.answer_supervisor(caller, ask).await
             }
-            ask => match self.with_job(|now, job| job.worker(now, caller)) {
-                Ok(process_index) => self.answer_worker(caller, process_index, ask).await,
-                Err(answer) => answer,
-            },
+            ask => self.answer_worker(caller, ask).await.unwrap_or_else(|answer| answer),
         }
     }
 
@@ -243,10 +241,13 @@ impl Shared {
         Reply::Done(wire::Done::default())
     }
 
-    async fn answer_worker(&self, caller: u64, process_index: usize, ask: Ask) -> Reply {
+    /// # Errors
+    /// The answer too, if the caller is not, or not yet, in the generation that this concerns.
+    async fn answer_worker(&self, caller: u64, ask: Ask) -> Result<Reply, Reply> {
+        let process_index = self.with_job(|now, job| job.worker(now, caller))?;
         let done = Reply::Done(wire::Done::default());
         match ask {
-            Ask::Heartbeat(heartbeat) => self.heartbeat(process_index, &heartbeat),
+            Ask::Heartbeat(heartbeat) => self.heartbeat(caller, &heartbeat),
             Ask::Watch(watch) => {
                 let wait = Duration::from_millis(watch.wait_ms);
                 // The first process reports about the run.
@@ -261,10 +262,11 @@ impl Shared {
                     };
                     job.member(caller).err().or_else(|| slow(job))
                 };
-                self.wait(Topic::Job, wait, news).await.unwrap_or(done)
+                Ok(self.wait(Topic::Job, wait, news).await.unwrap_or(done))
             }
             Ask::Failed(failed) => {
                 self.with_job(|now, job| {
+                    let process_index = job.member(caller)?;
                     let name = job.membership.describe(process_index);
                     let kind = match failed.is_peer_lost {
                         true => FailureKind::PeerLost,
@@ -283,86 +285,122 @@ impl Shared {
                         failure = job.explain(now, failure);
                     }
                     job.fail(now, failure);
-                });
-                done
+                    Ok(done)
+                })
             }
-            Ask::Leave(leave) => {
-                self.with_job(|now, job| job.leave(now, process_index, &leave.outcome));
-                done
-            }
+            Ask::Leave(leave) => self.with_job(|now, job| {
+                let process_index = job.member(caller)?;
+                job.leave(now, process_index, &leave.outcome);
+                Ok(done)
+            }),
+            ask => self.answer_settled(caller, ask).await,
+        }
+    }
+
+    /// Answers what concerns the values, gathers and steps that all processes of a generation
+    /// share. Each change is made in the same breath as the look at the generation: a call that is
+    /// late changes nothing in the next one.
+    async fn answer_settled(&self, caller: u64, ask: Ask) -> Result<Reply, Reply> {
+        let not_found = || Reply::refused(Why::NotFound, "the key is not set");
+        let done = |revision| Reply::Done(wire::Done { revision });
+        match ask {
             Ask::Get(wire::Get { key, wait_ms }) => {
                 let wait = Duration::from_millis(wait_ms);
                 let topic = Topic::Key(key.clone());
-                let get = |_, job: &mut JobState| match job.store.get(&key) {
-                    Some(value) => Some(Reply::Value(wire::FoundValue { value: value.to_vec() })),
-                    None => job.member(caller).err(),
+                let get = |_, job: &mut JobState| match job.settled(caller) {
+                    Ok(_) => job
+                        .store
+                        .get(&key)
+                        .map(|value| Reply::Value(wire::FoundValue { value: value.to_vec() })),
+                    Err(answer) => Some(answer),
                 };
                 let answer = match wait.is_zero() {
                     true => self.with_job(get),
                     false => self.wait(topic, wait, get).await,
                 };
-                answer.unwrap_or_else(|| Reply::refused(Why::NotFound, "the key is not set"))
+                Ok(answer.unwrap_or_else(not_found))
             }
             Ask::Put(wire::Put { key, value, overwrite }) => {
-                let result = self.with_job(|_, job| job.store.put(&key, value, overwrite));
+                let put = |job: &mut JobState| job.store.put(&key, value, overwrite);
+                let result = self.with_settled(caller, |_, job| put(job))?;
                 self.notify(&Topic::Key(key));
-                let done = |revision| Reply::Done(wire::Done { revision });
-                result.map_or_else(|error| refused(&error), done)
+                Ok(result.map_or_else(|error| refused(&error), done))
             }
             Ask::Delete(wire::Delete { key }) => {
-                match self.with_job(|_, job| job.store.delete(&key)) {
-                    Some(revision) => Reply::Done(wire::Done { revision }),
-                    None => Reply::refused(Why::NotFound, "the key is not set"),
-                }
+                let revision = self.with_settled(caller, |_, job| job.store.delete(&key))?;
+                Ok(revision.map_or_else(not_found, done))
             }
-            Ask::Gather(gather) => self.gather(caller, process_index, gather).await,
+            Ask::Gather(gather) => self.gather(caller, gather).await,
             Ask::Wish(wire::MakeWish { wish }) => match Wish::from_code(wish) {
                 Some(wish) => {
-                    self.with_job(|_, job| job.horizon.wish(wish));
-                    done
+                    self.with_settled(caller, |_, job| job.horizon.wish(wish))?;
+                    Ok(done(0))
                 }
-                None => Reply::refused(Why::Invalid, "no such wish"),
+                None => Ok(Reply::refused(Why::Invalid, "no such wish")),
             },
-            Ask::Extend(extend) => self.with_job(|_, job| grant(job, extend)),
-            _ => Reply::refused(Why::Invalid, "a worker does not ask that"),
+            Ask::Extend(extend) => self.with_settled(caller, |_, job| grant(job, extend)),
+            _ => Ok(Reply::refused(Why::Invalid, "a worker does not ask that")),
         }
     }
 
-    fn heartbeat(&self, process_index: usize, heartbeat: &wire::Heartbeat) -> Reply {
-        let answer = self.with_job(|_, job| {
-            job.heartbeat(process_index, heartbeat);
-            match heartbeat.extend {
-                Some(extend) => grant(job, extend),
-                None => Reply::Done(wire::Done::default()),
-            }
-        });
-        self.watcher.report(&heartbeat.report(process_index), Instant::now());
-        answer
+    /// Changes what all processes share, if the caller is one of those of the running generation.
+    fn with_settled<T>(
+        &self,
+        caller: u64,
+        change: impl FnOnce(usize, &mut JobState) -> T,
+    ) -> Result<T, Reply> {
+        self.with_job(|_, job| {
+            let process_index = job.settled(caller)?;
+            Ok(change(process_index, job))
+        })
     }
 
-    async fn gather(&self, caller: u64, process_index: usize, ask: wire::Gather) -> Reply {
+    fn heartbeat(&self, caller: u64, heartbeat: &wire::Heartbeat) -> Result<Reply, Reply> {
+        let (process_index, answer) = self.with_job(|_, job| {
+            let process_index = job.member(caller)?;
+            job.heartbeat(process_index, heartbeat);
+            let answer = match heartbeat.extend {
+                Some(extend) if job.settled(caller).is_ok() => grant(job, extend),
+                _ => Reply::Done(wire::Done::default()),
+            };
+            Ok((process_index, answer))
+        })?;
+        self.watcher.report(&heartbeat.report(process_index), Instant::now());
+        Ok(answer)
+    }
+
+    async fn gather(&self, caller: u64, ask: wire::Gather) -> Result<Reply, Reply> {
         let wire::Gather { name, round, value, wait_ms } = ask;
-        let taken =
-            self.with_job(|_, job| job.store.contribute(&name, round, process_index, value));
+        let taken = self.with_settled(caller, |process_index, job| {
+            job.store.contribute(&name, round, process_index, value)
+        })?;
         let topic = Topic::Gather(name.clone(), round);
         match taken {
             Ok(true) => self.notify(&topic),
             Ok(false) => {}
-            Err(error) => return refused(&error),
+            Err(error) => return Ok(refused(&error)),
         }
         let mut missing = Vec::new();
         let answer = self.wait(topic, Duration::from_millis(wait_ms), |_, job| {
+            if let Err(answer) = job.settled(caller) {
+                return Some(answer);
+            }
             if let Some(values) = job.store.gathered(&name, round) {
                 return Some(Reply::Gathered(wire::GatheredValues { values: values.to_vec() }));
             }
             missing = job.store.missing(&name, round);
-            job.member(caller).err()
+            // Those contribute nothing any more.
+            let mut gone = missing.clone();
+            gone.retain(|&process| job.membership.has_left(process));
+            let who = list(&gone);
+            let text = || format!("{who} left the job before the gather {name:?} was complete");
+            (!gone.is_empty()).then(|| Reply::refused(Why::Invalid, text()))
         });
         let answer = answer.await;
-        answer.unwrap_or_else(|| {
+        Ok(answer.unwrap_or_else(|| {
             let missing = self.lock().job.membership.describe_all(&missing);
             Reply::NotYet(wire::NotYet { missing })
-        })
+        }))
     }
 
     async fn call(&self, call: wire::CallBody) -> wire::ReplyBody {
@@ -435,5 +473,160 @@ where
                 _ => Status::new(Code::Unimplemented, "no such method").into_http(),
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::coordinator::job::JobOptions;
+    use crate::cluster::messages::{HeldGather, HeldValue};
+
+    struct Nobody;
+
+    impl Watcher for Nobody {}
+
+    /// A coordinator that was started again, in generation 3 of two processes.
+    struct Restarted(Shared);
+
+    impl Restarted {
+        fn new() -> Self {
+            let second = Duration::from_secs(1);
+            let job = JobState::new(JobOptions {
+                num_processes: 0,
+                num_hosts: None,
+                heartbeat: 2 * second,
+                dead_after: 10 * second,
+                grace: second,
+                start_within: 60 * second,
+                kill_within: 30 * second,
+                max_restarts: 3,
+                max_store_bytes: 1 << 20,
+                is_standalone: true,
+                coordinator: 1,
+            });
+            let restarted = Self(Shared::new(job, Arc::new(Nobody)));
+            let register = wire::Register {
+                num_hosts: 1,
+                num_local: 2,
+                num_processes: 2,
+                generation: 3,
+                running: vec![0, 1],
+                ..Default::default()
+            };
+            let answer = restarted.ask(100, Ask::Register(register));
+            assert!(matches!(answer, Reply::Registered(_)), "{answer:?}");
+            restarted
+        }
+
+        /// Session 0 is of process 0, session 1 of process 1.
+        fn ask(&self, caller: u64, ask: Ask) -> Reply {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            runtime.unwrap().block_on(self.0.answer(caller, ask))
+        }
+
+        /// A process tells that it was granted `horizon`, and of the last two rounds of a gather.
+        fn resume(&self, process: u32, horizon: u64, last_round: u64) -> Reply {
+            let join = wire::Join {
+                generation: 3,
+                process_index: process,
+                num_processes: 2,
+                ..Default::default()
+            };
+            let gather = |round| HeldGather {
+                name: "g".to_owned(),
+                round,
+                value: vec![process as u8, round as u8],
+            };
+            let key = format!("of {process}").into_bytes();
+            let value = HeldValue { key, value: Some(b"1".into()), revision: 5 };
+            let told = wire::TellHeld {
+                join: Some(join),
+                horizon,
+                values: vec![value],
+                gathers: vec![gather(last_round - 1), gather(last_round)],
+                num_parts: 1,
+                ..Default::default()
+            };
+            self.ask(u64::from(process), Ask::Resume(told))
+        }
+    }
+
+    fn gather(process: u8, round: u8) -> Ask {
+        let (name, value) = ("g".to_owned(), vec![process, round]);
+        Ask::Gather(wire::Gather { name, round: round.into(), value, wait_ms: 0 })
+    }
+
+    fn why(answer: &Reply) -> Option<Why> {
+        match answer {
+            Reply::Refused(refused) => Why::try_from(refused.why).ok(),
+            _ => None,
+        }
+    }
+
+    /// Several threads of a process call; one of them has told what the process knows, and the
+    /// other process has not. It has left boundaries that the first has not reached, and has set a
+    /// key.
+    #[test]
+    fn who_has_told_waits_for_the_others() {
+        let coordinator = Restarted::new();
+        assert!(matches!(coordinator.resume(0, 12, 15), Reply::NotYet(_)));
+        let get = || Ask::Get(wire::Get { key: b"of 1".to_vec(), wait_ms: 0 });
+        let put = || {
+            let (key, value) = (b"of 1".to_vec(), b"2".to_vec());
+            Ask::Put(wire::Put { key, value, overwrite: false })
+        };
+        let early = [
+            gather(0, 15),
+            get(),
+            put(),
+            Ask::Delete(wire::Delete { key: b"of 1".to_vec() }),
+            Ask::Wish(wire::MakeWish { wish: Wish::Save.code() }),
+            Ask::Extend(wire::Extend { wanted: 13, num_events: 0 }),
+        ];
+        for ask in early {
+            let answer = coordinator.ask(0, ask.clone());
+            assert_eq!(why(&answer), Some(Why::Unknown), "{ask:?}: {answer:?}");
+        }
+        let extend = Some(wire::Extend { wanted: 13, num_events: 0 });
+        let heartbeat = wire::Heartbeat { extend, ..Default::default() };
+        let answer = coordinator.ask(0, Ask::Heartbeat(heartbeat));
+        assert!(matches!(answer, Reply::Done(_)), "a sign of life, and no grant: {answer:?}");
+
+        assert!(matches!(coordinator.resume(1, 20, 14), Reply::Joined(_)));
+        assert!(matches!(coordinator.ask(0, gather(0, 15)), Reply::NotYet(_)));
+        let answer = coordinator.ask(1, gather(1, 14));
+        let Reply::Gathered(gathered) = answer else { panic!("{answer:?}") };
+        assert_eq!(gathered.values, [[0, 14], [1, 14]]);
+        let answer = coordinator.ask(1, gather(1, 15));
+        let Reply::Gathered(gathered) = answer else { panic!("{answer:?}") };
+        assert_eq!(gathered.values, [[0, 15], [1, 15]]);
+        let answer = coordinator.ask(0, get());
+        assert!(matches!(&answer, Reply::Value(found) if found.value == b"1"), "{answer:?}");
+        assert_eq!(why(&coordinator.ask(0, put())), Some(Why::AlreadyExists));
+        coordinator.ask(0, Ask::Wish(wire::MakeWish { wish: Wish::Save.code() }));
+        let answer = coordinator.ask(0, Ask::Extend(wire::Extend { wanted: 13, num_events: 0 }));
+        let Reply::Grant(grant) = answer else { panic!("{answer:?}") };
+        assert_eq!((grant.horizon, grant.events[0].step), (20, 20));
+    }
+
+    /// Process 1 has the result of a round, and leaves; that of process 0 was lost with the
+    /// coordinator.
+    #[test]
+    fn nobody_waits_for_the_values_of_those_that_have_left() {
+        let coordinator = Restarted::new();
+        coordinator.resume(0, 12, 15);
+        let ended = wire::ChildEnded {
+            generation: 3,
+            process_index: 1,
+            exit_code: Some(0),
+            ..Default::default()
+        };
+        coordinator.ask(100, Ask::ChildEnded(ended));
+        assert!(matches!(coordinator.resume(0, 12, 15), Reply::Joined(_)));
+        let answer = coordinator.ask(0, gather(0, 15));
+        let Reply::Refused(refused) = answer else { panic!("{answer:?}") };
+        let expected = "process 1 has left the job before the gather \"g\" was complete";
+        assert_eq!(refused.message, expected);
     }
 }

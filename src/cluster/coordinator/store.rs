@@ -109,8 +109,12 @@ impl Store {
 
     /// Takes over values and contributions that processes hold of a store that is gone: of each key
     /// its newest value. Of a gather, each process holds what it has contributed last, and before
-    /// that.
-    pub fn take_over(&mut self, held: HeldStore) -> Result<(), StoreError> {
+    /// that; but those that have left need no round any more, and may have told nothing.
+    pub fn take_over(
+        &mut self,
+        held: HeldStore,
+        has_left: impl Fn(usize) -> bool,
+    ) -> Result<(), StoreError> {
         for (key, (revision, value)) in held.values {
             if let Some(value) = value {
                 self.put(&key, value, true)?;
@@ -121,9 +125,12 @@ impl Store {
             // Nobody needs an older one: a process enters a round with the result of the one
             // before.
             let last = |process| rounds.iter().rev().find(|(_, by)| by.contains_key(&process));
-            let newest =
-                (0..self.num_processes).map(|process| last(process).map(|(round, _)| *round));
-            let oldest = newest.map(|round| round.unwrap_or(0)).min().unwrap_or(0);
+            let newest = |process| match last(process) {
+                Some((round, _)) => Some(*round),
+                // It has told all that it has: it is in the first round.
+                None => (!has_left(process)).then_some(0),
+            };
+            let oldest = (0..self.num_processes).filter_map(newest).min().unwrap_or(0);
             self.gathers.entry(name.clone()).or_default().round = oldest;
             for (round, contributions) in rounds.into_iter().filter(|(round, _)| *round >= oldest) {
                 for (process, value) in contributions {
@@ -260,12 +267,26 @@ mod tests {
         }
         contribute(0, "new", 0);
         let mut store = Store::new(3, 1 << 20);
-        store.take_over(held).unwrap();
+        store.take_over(held, |_| false).unwrap();
         assert_eq!((store.get(b"a"), &**store.get(b"b").unwrap()), (None, &b"2"[..]));
         assert_eq!(store.put(b"c", vec![], false), Ok(8));
         assert_eq!(*store.gathered("ahead", 5).unwrap(), [vec![0, 5], vec![1, 5], vec![2, 5]]);
         assert_eq!(store.missing("ahead", 6), [1, 2]);
         assert_eq!((store.missing("late", 3), store.missing("new", 0)), (vec![1], vec![1, 2]));
+    }
+
+    /// Process 1 has the result of the last round, and has left: it tells nothing any more.
+    #[test]
+    fn those_that_have_left_hold_nobody_in_the_first_round() {
+        let mut held = HeldStore::default();
+        for (process, round) in [(0, 14), (0, 15), (2, 14), (2, 15)] {
+            let value = vec![process as u8, round as u8];
+            held.contribution(process, &HeldGather { name: "g".to_owned(), round, value });
+        }
+        let mut store = Store::new(3, 1 << 20);
+        store.take_over(held, |process| process == 1).unwrap();
+        assert_eq!(store.missing("g", 15), [1]);
+        assert_eq!(store.contribute("g", 15, 0, vec![0, 15]), Ok(false), "repeated");
     }
 
     #[test]

@@ -72,7 +72,33 @@ pub enum CallError {
     Lost(String),
 }
 
-/// The threads on which all sessions of this process send and receive.
+/// How long calls are lost before that is an error.
+pub struct Patience {
+    limit: Duration,
+    began: Duration,
+    pause: Duration,
+}
+
+impl Patience {
+    /// From now on, by the clock that stands still while this process is stopped.
+    pub fn new(limit: Duration) -> Self {
+        Self { limit, began: awake::now(), pause: FIRST_PAUSE }
+    }
+
+    /// Waits a moment after a call was lost; an error when there were such for too long.
+    pub async fn after(&mut self, connection: &Connection, error: &str) -> Result<(), Error> {
+        let silent = awake::now() - self.began;
+        if silent + self.pause >= self.limit {
+            return Err(Error::Ended(connection.silence(silent, error)));
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(MAX_PAUSE);
+        Ok(())
+    }
+}
+
+/// The thread on which all sessions of this process send and receive: one only, so that what an
+/// answer means is done before anything else is received.
 pub fn runtime() -> io::Result<&'static Runtime> {
     static RUNTIME: OnceLock<Result<Runtime, String>> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {
@@ -145,18 +171,12 @@ impl Connection {
         wait: Duration,
         patience: Duration,
     ) -> Result<Reply, Error> {
-        let began = awake::now();
-        let mut pause = FIRST_PAUSE;
+        let limit = wait + patience;
+        let mut left = Patience::new(limit);
         loop {
-            match self.call(ask.clone(), wait + patience).await {
+            match self.call(ask.clone(), limit).await {
                 Ok(answer) => return Ok(answer),
-                Err(CallError::Lost(_)) if awake::now() - began + pause < wait + patience => {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(MAX_PAUSE);
-                }
-                Err(CallError::Lost(error)) => {
-                    return Err(Error::Ended(self.silence(patience, &error)));
-                }
+                Err(CallError::Lost(error)) => left.after(self, &error).await?,
             }
         }
     }

@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 
 use super::activity::Activity;
 use super::boundaries::Boundaries;
-use super::connection::{CallError, Connection, runtime};
+use super::connection::{CallError, Connection, Patience, runtime};
 use super::error::Error;
 use super::journal::Journal;
 use super::{POLL, lock, result, unexpected};
@@ -202,7 +202,9 @@ impl Life {
     }
 
     async fn resume_alone(&self) -> Result<(), Error> {
-        loop {
+        let limit = POLL + self.dead_after;
+        let mut patience = Patience::new(limit);
+        'again: loop {
             let mut parts = {
                 let mut course = lock(&self.course);
                 // What the one before has granted does not count any more, unless it is told.
@@ -211,12 +213,19 @@ impl Life {
             };
             parts[0].history.clone_from(&self.history);
             for mut part in parts {
-                let wait = if part.part + 1 == part.num_parts { POLL } else { Duration::ZERO };
                 if let Some(join) = &mut part.join {
-                    join.wait_ms = wire::millis(wait);
+                    join.wait_ms = wire::millis(POLL);
                 }
-                let ask = Ask::Resume(part);
-                let answer = self.connection.insist(ask, wait, self.dead_after).await?;
+                let answer = match self.connection.call(Ask::Resume(part), limit).await {
+                    Ok(answer) => answer,
+                    Err(CallError::Lost(error)) => {
+                        patience.after(&self.connection, &error).await?;
+                        // Another coordinator may answer the next time. If this one has let other
+                        // calls of this process go on, it knows more by now.
+                        continue 'again;
+                    }
+                };
+                patience = Patience::new(limit);
                 self.heard();
                 match result(answer)? {
                     Reply::Joined(joined) => {
@@ -226,18 +235,26 @@ impl Life {
                         return Ok(());
                     }
                     Reply::Done(_) => {}
-                    Reply::NotYet(_) => break,
+                    Reply::NotYet(_) => continue 'again,
                     _ => return Err(unexpected()),
                 }
             }
         }
     }
 
-    /// A key was set, or removed.
-    pub fn changed(&self, key: &[u8], value: Option<&[u8]>, answer: &Reply) {
-        if let Reply::Done(wire::Done { revision }) = answer {
-            lock(&self.journal).changed(key, value, *revision);
+    /// Sets a key, or removes it. That is noted where the answer arrives: the thread of all
+    /// sessions does so before it can meet another coordinator, which is to be told of it.
+    pub async fn change(
+        &self,
+        ask: Ask,
+        key: Vec<u8>,
+        value: Option<Vec<u8>>,
+    ) -> Result<Reply, Error> {
+        let answer = self.ask(ask, Duration::ZERO).await;
+        if let Ok(Reply::Done(wire::Done { revision })) = &answer {
+            lock(&self.journal).changed(&key, value.as_deref(), *revision);
         }
+        answer
     }
 
     /// This process contributes to a gather.

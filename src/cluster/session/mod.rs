@@ -220,11 +220,8 @@ impl Session {
     pub fn put(&self, key: &[u8], value: &[u8], overwrite: bool) -> Result<(), Error> {
         check_size(key.len() + value.len())?;
         let ask = wire::Put { key: key.to_vec(), value: value.to_vec(), overwrite };
-        match self.ask(Ask::Put(ask), Duration::ZERO) {
-            Ok(answer) => {
-                self.life().changed(key, Some(value), &answer);
-                Ok(())
-            }
+        match self.change(Ask::Put(ask), key, Some(value)) {
+            Ok(_) => Ok(()),
             Err(Error::KeyIsSet(_)) => Err(Error::KeyIsSet(text(key))),
             Err(error) => Err(error),
         }
@@ -262,11 +259,8 @@ impl Session {
     /// # Errors
     /// If the generation has ended.
     pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
-        match self.ask(Ask::Delete(wire::Delete { key: key.to_vec() }), Duration::ZERO) {
-            Ok(answer) => {
-                self.life().changed(key, None, &answer);
-                Ok(true)
-            }
+        match self.change(Ask::Delete(wire::Delete { key: key.to_vec() }), key, None) {
+            Ok(_) => Ok(true),
             Err(Error::KeyNotSet(_)) => Ok(false),
             Err(error) => Err(error),
         }
@@ -363,6 +357,12 @@ impl Session {
 
     fn life(&self) -> &Arc<Life> {
         &self.0.life
+    }
+
+    /// Sets a key, or removes it.
+    fn change(&self, ask: Ask, key: &[u8], value: Option<&[u8]>) -> Result<Reply, Error> {
+        let (life, key, value) = (Arc::clone(self.life()), key.to_vec(), value.map(<[u8]>::to_vec));
+        block(async move { life.change(ask, key, value).await })
     }
 
     fn ask(&self, ask: Ask, wait: Duration) -> Result<Reply, Error> {

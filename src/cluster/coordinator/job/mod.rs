@@ -223,6 +223,19 @@ impl JobState {
         }
     }
 
+    /// As [`Self::member`], when the generation is complete. For calls about what its processes
+    /// share: a coordinator that was started again does not know that before all have told it.
+    ///
+    /// # Errors
+    /// As [`Self::member`]; as to a process that has told nothing, so that it waits for the others.
+    pub fn settled(&self, session: u64) -> Result<usize, Reply> {
+        let process_index = self.member(session)?;
+        match self.stage {
+            Stage::Forming => Err(Reply::refused(Why::Unknown, self.membership.missing())),
+            _ => Ok(process_index),
+        }
+    }
+
     /// A process joins, or asks again.
     pub fn join(&mut self, now: Duration, session: u64, join: &wire::Join) -> Reply {
         if matches!(self.stage, Stage::Idle | Stage::Registering { .. })
@@ -560,7 +573,7 @@ impl JobState {
         }
         match self.stage {
             Stage::Finished { .. } => self.end(true, self.outcome()),
-            Stage::Forming if self.membership.is_empty() && self.resumption.is_empty() => {
+            Stage::Forming if self.membership.is_empty() && !self.resumption.is_open() => {
                 self.end(true, "all processes ended without joining".to_owned());
             }
             Stage::Failed { .. } => {

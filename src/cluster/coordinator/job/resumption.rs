@@ -2,8 +2,10 @@
 //!
 //! Supervisors register again and say which processes run. If all of the generation do, it goes on
 //! as soon as each has told what it knows: the horizon that it was granted, events, values,
-//! contributions to gathers. Nothing is granted before, so that no process has left the boundary of
-//! an event that is still to come. If a process is missing, the generation fails.
+//! contributions to gathers. Before that no call of a process reads or changes any of it, also not
+//! of one that has told: it waits for the others ([`JobState::settled`]). In particular nothing is
+//! granted, so that no process has left the boundary of an event that is still to come. If a
+//! process is missing, the generation fails.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,16 +23,17 @@ use crate::cluster::wish::{AgreedWish, Wish};
 pub struct Resumption {
     held: HeldStore,
     wishes: Vec<Wish>,
-    /// The parts that have come, by process and number.
-    parts: BTreeSet<(u32, u32)>,
-    /// All must have told it by then.
+    /// The parts that have come: the process, of how many parts, and which. One that asks again may
+    /// have more or less to tell than before.
+    parts: BTreeSet<(u32, u32, u32)>,
+    /// All must have told it by then. `None`: nobody is to tell anything.
     until: Option<Duration>,
 }
 
 impl Resumption {
-    /// `true` if no process has told anything.
-    pub fn is_empty(&self) -> bool {
-        self.until.is_none()
+    /// `true` while processes of a generation that was taken over are to tell what they know.
+    pub fn is_open(&self) -> bool {
+        self.until.is_some()
     }
 }
 
@@ -44,6 +47,7 @@ impl JobState {
         self.generation = generation;
         self.stage = Stage::Forming;
         self.was_taken_over = true;
+        self.resumption.until = Some(now + self.options.dead_after);
         for EndedRow { process_index, exit_code } in ended {
             self.ended_well(now, process_index as usize, exit_code);
         }
@@ -88,12 +92,17 @@ impl JobState {
             let reason = "the coordinator was started again, with process 0".to_owned();
             return Reply::Ended(wire::Ended { reason });
         }
-        let is_forming = self.stage == Stage::Forming && join.generation == self.generation;
+        if join.generation == self.generation && !self.was_taken_over {
+            let reason = "the job was started anew, without this process".to_owned();
+            return Reply::Ended(wire::Ended { reason });
+        }
+        let is_forming = self.stage == Stage::Forming
+            && join.generation == self.generation
+            && self.resumption.is_open();
         if is_forming {
             let process_index = join.process_index as usize;
             let resumption = &mut self.resumption;
-            resumption.until.get_or_insert(now + self.options.dead_after);
-            resumption.parts.insert((join.process_index, resume.part));
+            resumption.parts.insert((join.process_index, resume.num_parts, resume.part));
             resume.values.iter().for_each(|value| resumption.held.value(value));
             for contribution in &resume.gathers {
                 resumption.held.contribution(process_index, contribution);
@@ -109,9 +118,9 @@ impl JobState {
                 self.history = resume.history.iter().map(GenerationEnd::from).collect();
             }
         }
-        let process = join.process_index;
-        let is_missing = |part| !self.resumption.parts.contains(&(process, part));
-        match is_forming && (0..resume.num_parts).any(is_missing) {
+        let (process, num_parts) = (join.process_index, resume.num_parts);
+        let is_missing = |part| !self.resumption.parts.contains(&(process, num_parts, part));
+        match is_forming && (0..num_parts).any(is_missing) {
             true => Reply::Done(wire::Done::default()),
             false => self.join(now, caller, join),
         }
@@ -120,7 +129,7 @@ impl JobState {
     /// All processes of the generation are there: nothing that they held is missing.
     pub(super) fn settle(&mut self) -> Result<(), StoreError> {
         let Resumption { held, wishes, .. } = std::mem::take(&mut self.resumption);
-        self.store.take_over(held)?;
+        self.store.take_over(held, |process| self.membership.has_left(process))?;
         for wish in wishes {
             self.horizon.wish(wish);
         }

@@ -83,13 +83,13 @@ impl JobState {
         }
         self.note_signal(ended.exit_code.unwrap_or(1));
         if let (false, Some(code @ (0 | 129 | 130 | 143))) =
-            (self.resumption.is_empty(), ended.exit_code)
+            (!self.resumption.is_open(), ended.exit_code)
         {
             self.ended_well(now, process_index, code);
         }
         if matches!(self.stage, Stage::Forming | Stage::Running) {
             let member = self.membership.member(process_index);
-            let has_left = member.is_some_and(|member| member.outcome.is_some());
+            let has_left = self.membership.has_left(process_index);
             let is_alone = member.is_none() && self.membership.is_empty();
             let is_victim = self.victims.contains(&process_index);
             let is_expected = has_left || is_victim || (ended.exit_code == Some(0) && is_alone);
