@@ -47,6 +47,11 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         let text = "leave out --processes: launch starts the processes, --num-processes of them";
         return Err(wrong_usage(text));
     }
+    if is_bench && has("--profile") {
+        let text = "leave out --profile: it times the ops of one process; for these, run lockstep \
+                    bench CONFIG --profile without launch";
+        return Err(wrong_usage(text));
+    }
     if is_run && rules.max_restarts > 0 && has("--out") && !has("--resume") {
         say("warning: the command has no --resume: after a failure, the job cannot continue its \
              run");

@@ -436,12 +436,14 @@ fn what_would_fail_again_is_not_tried_again() {
     for (command, expected) in [
         (&["plan", DIGITS][..], "-- train CONFIG"),
         (&["bench", DIGITS, "--processes", "2"], "leave out --processes"),
+        (&["bench", DIGITS, "--profile"], "leave out --profile"),
     ] {
         let args = [&["launch", "--"], command].concat();
         let args: Vec<String> = args.into_iter().map(str::to_owned).collect();
         let ended = run(dir.path(), &args);
         assert_eq!(ended.code, Some(2));
         assert!(ended.stderr.contains(expected), "{}", ended.stderr);
+        assert!(!ended.stderr.contains("generation"), "nothing is started: {}", ended.stderr);
     }
 }
 
