@@ -4,8 +4,8 @@
 //! - `attention`: what cuDNN's attention saves
 //! - `chips`: every chip of the table compiles, and the documentation has its figures
 //! - `order`: the order of devices on the topologies that the plugins describe
-//! - `programs`: collectives, groups, bytes and overlap of an MLP, a ResNet-50 and GPT-2, and one
-//!   that does not fit until the advice is followed
+//! - `programs`: collectives, groups, bytes and overlap of an MLP, a ResNet-50 and GPT-2, one that
+//!   does not fit until the advice is followed, and microbatches that do not count
 //! - `sharded`: gathers and scatters of a GPT at ZeRO stage 3, and GPT-2 1558M, which fits only
 //!   sharded
 //! - `pipeline`: what the stages of a pipeline send, and what the loops of ticks copy

@@ -1,8 +1,8 @@
-//! The compiled step: groups, bytes and overlap of its all_reduces.
+//! The compiled step: groups, bytes and overlap of its all_reduces; microbatches that do not count.
 
 use serde_json::Value;
 
-use super::{FEATURES, MLP, compile, config, text_data};
+use super::{FEATURES, MLP, compile, config, install, lockstep, text_data};
 
 /// Bytes of all all_reduces, and of those that overlap with matmuls. All are over all replicas.
 fn all_reduced(report: &Value, num_devices: u64) -> (u64, u64) {
@@ -134,6 +134,29 @@ fn of_bytes(report: &Value, key: &str) -> u64 {
 #[test]
 fn an_mlp_is_sharded_on_v5e() {
     check_sharded_mlp("tpu:v5e:2x4");
+}
+
+/// 6 microbatches on 4 chips, which run 2 each.
+#[test]
+fn microbatches_that_do_not_count_are_named() {
+    install("tpu");
+    let dir = tempfile::tempdir().unwrap();
+    let path = config(dir.path(), "name = \"mlp\"\nhidden = [64]", FEATURES, 8);
+    let path = path.to_str().unwrap();
+    let expected = "batch: 24 = 4 microbatch * 6 microbatches; 4 replicas run 2 each, and 75 % of \
+                    that counts";
+    for command in ["compile", "plan"] {
+        let stderr = |batch: &str| {
+            let args = [command, path, "--target", "tpu:v5e:2x2", "--set", "train.microbatch=4"];
+            let done = lockstep(&[&args[..], &["--set", batch]].concat(), &[]);
+            assert_eq!(done.code, Some(0), "{command}: {}", done.stderr);
+            done.stderr
+        };
+        let said = stderr("train.global_batch=24");
+        assert!(said.contains(expected), "{command}: {said}");
+        let said = stderr("train.global_batch=32");
+        assert!(!said.contains("counts"), "{command}, nothing to tell: {said}");
+    }
 }
 
 #[test]
