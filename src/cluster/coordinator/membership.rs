@@ -110,7 +110,9 @@ impl Membership {
         }
         let joined = self.members.iter().enumerate();
         let other = joined.filter(|&(process, _)| process != process_index);
-        let other = other.filter_map(|(process, other)| Some((process, other.as_ref()?))).next();
+        let mut other = other.filter_map(|(process, other)| Some((process, other.as_ref()?)));
+        // Of one that has left, this coordinator may not know what it ran.
+        let other = other.find(|(_, other)| other.outcome.is_none());
         if let Some((process, other)) = other
             && let Some(difference) = difference(&member.program, &other.program)
         {
@@ -334,6 +336,17 @@ mod tests {
         membership.join(1, 2, member(1, "a"));
         let late = JoinedProcess { session: 10, ..again };
         assert!(matches!(membership.join(0, 2, late), Admission::Refused(_)));
+    }
+
+    #[test]
+    fn those_that_left_before_are_compared_with_nobody() {
+        let mut membership = Membership::new(3);
+        membership.left_before(0, "done");
+        assert_eq!(membership.join(1, 3, member(1, "a")), Admission::JoinedProcess);
+        let admission = membership.join(2, 3, member(2, "b"));
+        assert!(matches!(admission, Admission::Contradiction(_)), "{admission:?}");
+        assert_eq!(membership.join(2, 3, member(2, "a")), Admission::JoinedProcess);
+        assert!(membership.is_complete() && !membership.all_left());
     }
 
     #[test]

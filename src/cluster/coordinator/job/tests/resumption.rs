@@ -49,6 +49,7 @@ impl World {
             generation: 3,
             process_index: process as u32,
             num_processes: self.num_processes as u32,
+            program: vec![Named { name: "binary".into(), value: "b".into() }],
             ..Join::default()
         };
         let event = wire::EventRow { step: 4, wish: Wish::Save.code() };
