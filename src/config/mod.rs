@@ -372,6 +372,8 @@ impl Config {
             && let Some(optimizer) = &optimizer
         {
             sync::check(sync, (mesh, parallel), optimizer, errors);
+        }
+        if let (Some(parallel), Some(optimizer)) = (&parallel, &optimizer) {
             parallel_keys::check_momentum(parallel, optimizer, errors);
         }
         if let (Some(train), Some(mesh)) = (&train, &mesh) {

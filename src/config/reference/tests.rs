@@ -344,7 +344,7 @@ fn some_sets(section: &'static str, choice: &'static str) -> impl Strategy<Value
 fn whatever_is_set_survives_being_written_and_read_again() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut num_accepted = 0;
-    for _ in 0..5000 {
+    for _ in 0..7000 {
         let mut draw =
             |choices: Vec<&'static str>| select(choices).new_tree(&mut runner).unwrap().current();
         let choices: Vec<_> = SECTIONS
