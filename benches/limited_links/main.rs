@@ -197,7 +197,8 @@ fn run(
     num_processes: usize,
     arguments: &[&str],
 ) -> Outcome<Vec<u8>> {
-    let start = |process| start(program, links, process, num_processes, arguments).map(Started);
+    let start =
+        |process| start(program, links, process, num_processes, arguments).map(Started::from);
     let processes: Vec<Started> = (0..num_processes).map(start).collect::<Result<_, _>>()?;
     let outputs: Vec<_> = processes.into_iter().map(Started::output).collect::<Result<_, _>>()?;
     Ok(outputs[0].trim_ascii().to_vec())
@@ -218,6 +219,12 @@ impl Started {
     }
 }
 
+impl From<Child> for Started {
+    fn from(child: Child) -> Self {
+        Self(Some(child))
+    }
+}
+
 impl Drop for Started {
     fn drop(&mut self) {
         if let Some(child) = &mut self.0 {
@@ -233,7 +240,7 @@ fn start(
     process: usize,
     num_processes: usize,
     arguments: &[&str],
-) -> Outcome<Option<Child>> {
+) -> Outcome<Child> {
     let on = links.on(process);
     let [number, index] = [num_processes, process].map(|number| number.to_string());
     let coordinator = format!("{}:{COORDINATOR_PORT}", LimitedLinks::address(0));
@@ -246,5 +253,5 @@ fn start(
     if process > 0 {
         command.stderr(Stdio::null());
     }
-    Ok(Some(command.spawn()?))
+    Ok(command.spawn()?)
 }

@@ -3,15 +3,18 @@
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::links::{LimitedLinks, Outcome};
-use crate::{Speed, measure_collectives, run};
+use crate::links::{COORDINATOR_PORT, LimitedLinks, Outcome};
+use crate::{Speed, Started, measure_collectives, run};
 
 /// The model: 3.4 MB of gradients.
 const MODEL: &str = "examples/gpt-bytes.toml";
 const BATCH: [&str; 4] = ["--unset", "train.global_batch", "--set", "train.batch_per_replica=4"];
+/// That of [`BATCH`].
+const BATCH_SIZE: &str = "4";
 const NUM_STEPS: &str = "10";
 
 /// What is set, and what it is called.
@@ -68,5 +71,33 @@ pub fn table(program: &Path, num_processes: usize, asked: Speed) -> Outcome<Stri
         );
         eprintln!("{}", text.lines().last().unwrap_or_default());
     }
+    if let Some(python) = std::env::var_os("DDP_PYTHON") {
+        for (name, step, alone) in ddp(Path::new(&python), &links, num_processes)? {
+            let _ = writeln!(text, "| PyTorch DDP, {name} | {step:.0} ms | {alone:.0} ms | | |");
+        }
+    }
     Ok(text)
+}
+
+/// What PyTorch's DistributedDataParallel is called, and the milliseconds of its step, with
+/// communication and without.
+fn ddp(
+    python: &Path,
+    links: &LimitedLinks,
+    num_processes: usize,
+) -> Outcome<Vec<(String, f64, f64)>> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/limited_links/ddp.py");
+    let start = |rank: usize| {
+        let on = links.on(rank);
+        let mut command = Command::new(&on[0]);
+        command.args(&on[1..]).arg(python).arg(&script);
+        command.args([rank, num_processes].map(|number| number.to_string()));
+        command.args([BATCH_SIZE, NUM_STEPS]).env("GLOO_SOCKET_IFNAME", "port");
+        command.env("MASTER_ADDR", LimitedLinks::address(0).to_string());
+        command.env("MASTER_PORT", COORDINATOR_PORT.to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map(Started::from)
+    };
+    let processes: Vec<Started> = (0..num_processes).map(start).collect::<Result<_, _>>()?;
+    let outputs: Vec<_> = processes.into_iter().map(Started::output).collect::<Result<_, _>>()?;
+    Ok(serde_json::from_slice(&outputs[0])?)
 }

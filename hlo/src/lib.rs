@@ -65,8 +65,9 @@ pub use rectangle::{ContiguousRun, Corner, contiguous_runs, unravel};
 pub use region::{Region, Scan, VjpHalves};
 pub use rewriter::{Rewriter, rebuild};
 pub use stablehlo::{
-    HOST_COLLECTIVE_TARGET, HOST_KERNEL_TARGET, HOST_KERNELS_VERSION, HOST_REPLICA_ID_TARGET,
-    HostCalls, Program, ProgramInput, ProgramOutput, lower, lower_isolated, lower_with_host_calls,
+    HOST_COLLECTIVE_TARGET, HOST_KEEP_TARGET, HOST_KERNEL_TARGET, HOST_KERNELS_VERSION,
+    HOST_REPLICA_ID_TARGET, HostCalls, Program, ProgramInput, ProgramOutput, lower, lower_isolated,
+    lower_with_host_calls,
 };
 pub use stacked::{MisfitRow, StackedRow, join_rows, row_paths, row_specs, rows, split_rows};
 pub use tensor::{Tensor, Tracer, trace};

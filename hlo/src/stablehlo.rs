@@ -25,7 +25,7 @@ use crate::{
     AxisSet, DType, DotDims, Graph, Literal, Mesh, Node, Op, Origin, Reduction, TensorType, ValueId,
 };
 
-pub use host_collective::{HOST_COLLECTIVE_TARGET, HOST_REPLICA_ID_TARGET};
+pub use host_collective::{HOST_COLLECTIVE_TARGET, HOST_KEEP_TARGET, HOST_REPLICA_ID_TARGET};
 pub use host_kernel::{HOST_KERNEL_TARGET, HOST_KERNELS_VERSION};
 pub use program::{Program, ProgramInput, ProgramOutput};
 
@@ -41,13 +41,17 @@ pub struct HostCalls {
     /// processes. Its attributes say what to compute among which replicas.
     ///
     /// With several processes, each runs `num_replicas / num_processes` replicas of the same text,
-    /// and a replica asks for its number with a call to [`HOST_REPLICA_ID_TARGET`]. The number of
-    /// processes must divide the replicas of the mesh.
+    /// and a replica asks for its number with a call to [`HOST_REPLICA_ID_TARGET`]. A call to
+    /// [`HOST_KEEP_TARGET`] ends the program. The number of processes must divide the replicas of
+    /// the mesh.
     pub collectives: Option<usize>,
     /// Products, convolutions of images NHWC, maxima over windows of them, their gradients, sums
     /// over leading dims are calls to [`HOST_KERNEL_TARGET`] if they are large; so are random bits.
     pub kernels: bool,
 }
+
+/// What ends a program; regions have other terminators.
+const PROGRAM_END: &str = "return";
 
 /// Writes a graph as a StableHLO module named `name`, in replica mode: the replica groups are those
 /// of the graph's mesh, and state is donated to its next value.
@@ -110,7 +114,7 @@ fn write(graph: &Graph, name: &str, replica_groups: ProgramReplicas, calls: Host
         let _ = writeln!(writer.text, "    {ty}{comma} // {}", output.name);
     }
     writer.text.push_str("  ) {\n");
-    writer.region(graph, names, 4, "return");
+    writer.region(graph, names, 4, PROGRAM_END);
     writer.text.push_str("  }\n}\n");
     writer.locations();
 
@@ -205,6 +209,13 @@ impl Writer {
         let mut context = RegionContext { graph, names, identities: HashMap::new(), indent };
         for node in graph.nodes() {
             self.node(&mut context, node);
+        }
+        let is_program = terminator == PROGRAM_END;
+        if is_program
+            && self.collectives.num_processes() > 1
+            && let Some((call, last)) = host_collective::keep(&context)
+        {
+            self.line(&context, last, &call);
         }
         let outputs: Vec<_> = graph.outputs().iter().map(|output| output.value).collect();
         let pad = context.pad();

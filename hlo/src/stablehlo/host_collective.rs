@@ -12,6 +12,14 @@ pub const HOST_COLLECTIVE_TARGET: &str = "lockstep_collective";
 /// those of all processes.
 pub const HOST_REPLICA_ID_TARGET: &str = "lockstep_replica_id";
 
+/// The target of the custom call that ends such a program: it does nothing, but its operands, those
+/// of the program's small collectives, stay in memory until then. Otherwise a compiler gives their
+/// memory to later values, and the computation of these waits until the collective has sent it.
+pub const HOST_KEEP_TARGET: &str = "lockstep_keep";
+
+/// Larger collectives take long to send, beside which a delay is little, and their memory counts.
+const MAX_KEPT_BYTES: usize = 4 << 20;
+
 /// The form of collectives in a program.
 pub(super) enum Collectives {
     /// StableHLO's ops.
@@ -79,6 +87,25 @@ pub(super) fn host_collective(
     custom_call::host_call(context, node, HOST_COLLECTIVE_TARGET, &attributes, true, &results)
 }
 
+/// The call of [`HOST_KEEP_TARGET`] for a graph, and the last node before it; `None` if there are no
+/// two collectives that could wait for each other.
+pub(super) fn keep<'a>(context: &RegionContext<'a>) -> Option<(String, &'a Node)> {
+    let graph = context.graph;
+    let num_bytes =
+        |node: &Node| node.operands.iter().map(|x| graph.ty(*x).num_bytes()).sum::<usize>();
+    let collectives = graph.nodes().iter().filter(|node| node.op.groups().is_some());
+    let kept: Vec<&Node> = collectives.filter(|node| num_bytes(node) <= MAX_KEPT_BYTES).collect();
+    let [_, _, ..] = kept[..] else { return None };
+    let operands: Vec<_> = kept.iter().flat_map(|node| node.operands.iter().copied()).collect();
+    let call = format!(
+        "stablehlo.custom_call @{HOST_KEEP_TARGET}({}) {{api_version = 4 : i32, has_side_effect = \
+         true}} : ({}) -> ()",
+        context.list(&operands),
+        context.types(operands.iter().copied())
+    );
+    Some((call, graph.nodes().last()?))
+}
+
 pub(super) fn array(values: &[usize]) -> String {
     match values {
         [] => "array<i64>".to_owned(),
@@ -137,6 +164,23 @@ mod tests {
         let sites = (0..5).filter(|site| program.text.contains(&format!("{{site = {site} : i64")));
         assert_eq!(sites.count(), 5);
         assert!(!program.text.contains("\"stablehlo."), "{}", program.text);
+    }
+
+    #[test]
+    fn operands_stay_while_others_are_sent_to_other_processes() {
+        let graph = trace(Mesh::data(4), |t| {
+            for (name, size) in [("a", 4), ("b", 8), ("large", 2 << 20)] {
+                let ty = TensorType::new(DType::F32, &[size]).varying(Axis::Data.into());
+                let x = t.input(name, ty).tanh();
+                t.output(name, x.all_reduce(Reduction::Sum, Axis::Data));
+            }
+        });
+        let graph = graph.unwrap();
+        let text = lower_for(&graph, 2).text;
+        let kept: Vec<_> = text.lines().filter(|line| line.contains("@lockstep_keep")).collect();
+        let end = ": (tensor<4xf32>, tensor<8xf32>) -> ()";
+        assert!(matches!(kept[..], [line] if line.contains(end)), "{text}");
+        assert!(!lower_for(&graph, 1).text.contains("@lockstep_keep"));
     }
 
     #[test]

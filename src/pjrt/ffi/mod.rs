@@ -31,7 +31,7 @@ use std::path::PathBuf;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use hlo::{HOST_COLLECTIVE_TARGET, HOST_KERNEL_TARGET, HOST_REPLICA_ID_TARGET};
+use hlo::{HOST_COLLECTIVE_TARGET, HOST_KEEP_TARGET, HOST_KERNEL_TARGET, HOST_REPLICA_ID_TARGET};
 
 use super::plugin::Plugin;
 use super::{Error, Result};
@@ -84,7 +84,12 @@ pub trait HostCollectives: Send + Sync {
 /// # Errors
 /// [`Error::HostCalls`] for a plugin without the FFI extension; otherwise what the plugin reports.
 pub(super) fn register_collectives(plugin: &Plugin) -> Result<()> {
-    register(plugin, &[(HOST_COLLECTIVE_TARGET, handle), (HOST_REPLICA_ID_TARGET, replica_id)])
+    let handlers = [
+        (HOST_COLLECTIVE_TARGET, handle as abi::Handler),
+        (HOST_REPLICA_ID_TARGET, replica_id),
+        (HOST_KEEP_TARGET, keep),
+    ];
+    register(plugin, &handlers)
 }
 
 /// Registers the handler of kernels with a plugin, once.
@@ -170,4 +175,12 @@ unsafe extern "C" fn replica_id(frame: *mut CallFrame) -> *mut FfiError {
         // SAFETY: as above.
         Err(reason) => unsafe { frame::error((*frame).api, &reason) },
     }
+}
+
+/// Called by XLA at the end of a program whose operands of collectives are kept until then; and
+/// once at registration, to ask for the version.
+unsafe extern "C" fn keep(frame: *mut CallFrame) -> *mut FfiError {
+    // SAFETY: XLA calls with a frame that is valid during the call.
+    unsafe { frame::answer_version(frame) };
+    ptr::null_mut()
 }
