@@ -45,6 +45,8 @@ struct Kind {
     /// How elements move.
     movement: Movement,
     groups: Groups,
+    /// Replicas of a group.
+    group_size: usize,
     dtype: DType,
     /// Operands that are joined must vary alike.
     varying: AxisSet,
@@ -76,7 +78,8 @@ impl Kind {
             Movement::Sum => (true, AxisSet::EMPTY),
             Movement::Gather | Movement::Exchange => (of_gradient, varying),
         };
-        let kind = Self { movement, groups, dtype, varying };
+        let group_size = groups.size(graph.mesh()).ok()?;
+        let kind = Self { movement, groups, group_size, dtype, varying };
         (combines && groups.is_whole()).then_some(kind)
     }
 }
@@ -175,9 +178,13 @@ impl Builder<'_> {
             return self.copy.copy(first);
         }
         let nodes: Vec<_> = group.iter().map(|node| &old.nodes()[*node]).collect();
-        match first.op {
-            Op::AllGather { groups, .. } => self.join(&nodes, groups, 1),
-            Op::AllToAll { groups, .. } => self.join(&nodes, groups, self.group_size(groups)),
+        match Kind::of(old, first) {
+            Some(Kind { movement: Movement::Gather, group_size, .. }) => {
+                self.join(&nodes, 1, group_size);
+            }
+            Some(Kind { movement: Movement::Exchange, group_size, .. }) => {
+                self.join(&nodes, group_size, group_size);
+            }
             _ => {
                 let operands = nodes.iter().flat_map(|node| &node.operands);
                 let operands: Vec<_> = operands.map(|operand| self.copy.value(*operand)).collect();
@@ -190,8 +197,8 @@ impl Builder<'_> {
     /// Copies collectives along dim 0 as one. The elements of an operand are `num_sent` rows, which
     /// go to one replica each, or one for all; those of a result a row from each replica. The rows
     /// of the operands are joined.
-    fn join(&mut self, nodes: &[&Node], groups: Groups, num_sent: usize) {
-        let (old, num_received) = (self.copy.old(), self.group_size(groups));
+    fn join(&mut self, nodes: &[&Node], num_sent: usize, num_received: usize) {
+        let old = self.copy.old();
         let [first, ..] = *nodes else { return };
         let width = |node: &Node| old.ty(node.operands[0]).num_elements() / num_sent;
         let rows: Vec<ValueId> = nodes
@@ -218,10 +225,6 @@ impl Builder<'_> {
             self.copy.set(node.result(), own);
             start = end;
         }
-    }
-
-    fn group_size(&self, groups: Groups) -> usize {
-        groups.size(self.copy.old().mesh()).expect("the groups of a valid graph")
     }
 }
 

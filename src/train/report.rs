@@ -288,8 +288,8 @@ impl fmt::Display for CollectiveTotal {
     }
 }
 
-/// The collectives of a graph by kind, dtype and groups, in the order in which each kind first occurs.
-/// Collectives among one replica move nothing and are omitted.
+/// The collectives of a graph by kind, dtype and groups, in the order in which each kind first
+/// occurs. Collectives among one replica move nothing and are omitted.
 fn total_collectives(graph: &Graph) -> Vec<CollectiveTotal> {
     let mut totals: Vec<CollectiveTotal> = vec![];
     for found in hlo::communication(graph).into_iter().filter(|found| found.group_size > 1) {
@@ -351,7 +351,8 @@ pub fn list_sharding(state: &Tree<LeafSpec>, plan: &ParallelPlan) -> Vec<String>
     lines
 }
 
-/// A line for each kind and dtype of collective over the same groups, with the bytes of one run of the graph.
+/// A line for each kind and dtype of collective over the same groups, with the bytes of one run of
+/// the graph.
 pub fn list_collectives(graph: &Graph) -> Vec<String> {
     let line = |total: CollectiveTotal| {
         let CollectiveTotal { num_groups, group_size, count, whole_bytes, sent_bytes, .. } = total;

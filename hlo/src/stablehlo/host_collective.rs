@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{RegionContext, custom_call};
-use crate::{Groups, Node, Op};
+use crate::{Groups, Node, Op, ValueId};
 
 /// The target of the custom calls by which [`super::HostCalls`] leaves collectives to the process.
 pub const HOST_COLLECTIVE_TARGET: &str = "lockstep_collective";
@@ -87,16 +87,23 @@ pub(super) fn host_collective(
     custom_call::host_call(context, node, HOST_COLLECTIVE_TARGET, &attributes, true, &results)
 }
 
-/// The call of [`HOST_KEEP_TARGET`] for a graph, and the last node before it; `None` if there are no
-/// two collectives that could wait for each other.
+/// The call of [`HOST_KEEP_TARGET`] for a graph, and the last node before it; `None` if there are
+/// no two collectives that could wait for each other.
 pub(super) fn keep<'a>(context: &RegionContext<'a>) -> Option<(String, &'a Node)> {
     let graph = context.graph;
     let num_bytes =
         |node: &Node| node.operands.iter().map(|x| graph.ty(*x).num_bytes()).sum::<usize>();
     let collectives = graph.nodes().iter().filter(|node| node.op.groups().is_some());
     let kept: Vec<&Node> = collectives.filter(|node| num_bytes(node) <= MAX_KEPT_BYTES).collect();
-    let [_, _, ..] = kept[..] else { return None };
-    let operands: Vec<_> = kept.iter().flat_map(|node| node.operands.iter().copied()).collect();
+    // The memory of inputs is theirs anyway, and a next state may be written over it.
+    let is_input = |value: ValueId| {
+        graph.inputs().iter().any(|input| context.name(input.value) == context.name(value))
+    };
+    let operands = kept.iter().flat_map(|node| node.operands.iter().copied());
+    let operands: Vec<_> = operands.filter(|operand| !is_input(*operand)).collect();
+    if kept.len() < 2 || operands.is_empty() {
+        return None;
+    }
     let call = format!(
         "stablehlo.custom_call @{HOST_KEEP_TARGET}({}) {{api_version = 4 : i32, has_side_effect = \
          true}} : ({}) -> ()",
@@ -174,6 +181,8 @@ mod tests {
                 let x = t.input(name, ty).tanh();
                 t.output(name, x.all_reduce(Reduction::Sum, Axis::Data));
             }
+            let state = t.input("state", TensorType::new(DType::F32, &[3]));
+            t.output("state", state.vary(Axis::Data).all_reduce(Reduction::Sum, Axis::Data));
         });
         let graph = graph.unwrap();
         let text = lower_for(&graph, 2).text;
