@@ -10,7 +10,8 @@
 //! The first form measures with `lockstep bench --collectives` and keeps the points in
 //! `target/limited_links.json`. Measured again, a point is replaced by one for which the processors
 //! were less busy. `nice -n -15` before it keeps other programs from being measured. `LOCKSTEP` is
-//! the program, if it is another one. See `README.md`.
+//! the program, if it is another one. With `DDP_PYTHON`, an interpreter that has PyTorch, steps of
+//! its DistributedDataParallel follow in the table of steps. See `README.md`.
 
 mod formulas;
 #[path = "../../tests/support/links.rs"]

@@ -83,10 +83,16 @@ pub(super) fn sum_with_feedback<'g>(
     residual: Tensor<'g>,
     send: impl FnOnce(Tensor<'g>) -> (Tensor<'g>, Tensor<'g>),
 ) -> (Tensor<'g>, Tensor<'g>) {
-    let others = axes.minus(Axis::Data.into());
-    let local = if others.is_empty() { local } else { plain_sum(local, others) };
+    let local = sum_over_others(local, axes);
     let (sum, kept) = send(local + residual.reshape(&local.shape()));
     (sum, kept.reshape(&residual.shape()))
+}
+
+/// The sum in full over the axes other than `data`.
+#[track_caller]
+pub(super) fn sum_over_others(local: Tensor<'_>, axes: AxisSet) -> Tensor<'_> {
+    let others = axes.minus(Axis::Data.into());
+    if others.is_empty() { local } else { plain_sum(local, others) }
 }
 
 /// Parts of more replicas are added by one reduction, which a backend may order as it likes.

@@ -4,6 +4,7 @@ use hlo::{Axis, AxisSet, DType, LeafSpec, Tensor};
 
 use super::sync::{
     MIN_COMPRESSED, RESIDUAL, num_local_elements, plain_sum, residual, sum_in_order,
+    sum_over_others,
 };
 use super::{ParallelPlan, Synchronize};
 
@@ -82,8 +83,7 @@ impl Synchronize for TopKSum {
             (&[residual], None) => (Some(residual), None),
             _ => return (plain_sum(local, axes), vec![]),
         };
-        let others = axes.minus(Axis::Data.into());
-        let local = if others.is_empty() { local } else { plain_sum(local, others) };
+        let local = sum_over_others(local, axes);
         let like_local = |kept: Tensor<'g>| kept.reshape(&local.shape());
         let moved =
             velocity.zip(self.momentum).map(|(velocity, LocalMomentum { mu, nesterov })| {

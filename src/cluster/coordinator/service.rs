@@ -298,8 +298,8 @@ impl Shared {
     }
 
     /// Answers what concerns the values, gathers and steps that all processes of a generation
-    /// share. Each change is made in the same breath as the look at the generation: a call that is
-    /// late changes nothing in the next one.
+    /// share. The generation is looked at and changed under one lock: a call that is late changes
+    /// nothing in the next one.
     async fn answer_settled(&self, caller: u64, ask: Ask) -> Result<Reply, Reply> {
         let not_found = || Reply::refused(Why::NotFound, "the key is not set");
         let done = |revision| Reply::Done(wire::Done { revision });
