@@ -13,7 +13,7 @@ use super::args::{BenchArgs, ConfigArgs};
 use super::changes::argument;
 use super::output::OutputFile;
 use super::{Loaded, cluster, collectives, launch, print_line};
-use crate::cluster::{DEAD_AFTER, Secret, Tls};
+use crate::cluster::{DEAD_AFTER, JobSize, Secret, Tls};
 use crate::launch::{LaunchOptions, launch};
 use crate::train::profile::{self, OpTimes};
 use crate::train::{self, BenchOptions, BenchResult, StepParts};
@@ -86,9 +86,9 @@ fn launch_here(args: &BenchArgs, num_processes: usize) -> Result<ExitCode> {
         job: "bench".to_owned(),
         secret: Secret::random().context("cannot make a token")?,
         tls: (Tls::default(), None),
-        num_processes,
-        num_hosts: 1,
-        host_index: 0,
+        size: JobSize::fixed(1, num_processes),
+        num_local: num_processes,
+        host_index: None,
         coordinator: None,
         is_coordinator_elsewhere: false,
         max_restarts: 0,

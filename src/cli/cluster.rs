@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::place::{self, Fault, OwnPlace, Weight};
 use crate::checkpoint;
 use crate::cluster::environment::Environment;
-use crate::cluster::{Cause, Member, MemberOptions, TlsFiles};
+use crate::cluster::{Cause, INTERRUPTED, Member, MemberOptions, REGROUP, TlsFiles};
 use crate::config::{Backend, Config, LinkSecurity};
 use crate::launch::variable;
 use crate::observe::{Status, say};
@@ -82,12 +82,24 @@ fn own_gpus(config: &Config, environment: &Environment) -> Option<Vec<usize>> {
     Some(vec![environment.local_process_index.as_ref()?.value])
 }
 
-/// Leaves the other processes after the run, and tells them if it has failed here.
-pub fn leave(member: Member, trained: &Result<Outcome, Error>) {
+/// Makes the configuration of all hosts one for those that are there, in a job that can do with
+/// fewer.
+pub fn fit_roster(config: &mut Config) -> Result<()> {
+    let Some(full_processes) = variable_as(variable::FULL_PROCESSES)? else { return Ok(()) };
+    let num_processes = variable_as(variable::NUM_PROCESSES)?.unwrap_or(full_processes);
+    Ok(config.fit_roster(full_processes, num_processes)?)
+}
+
+/// Leaves the other processes after the run, and tells them if it has failed here. `is_regrouping`:
+/// the run goes on in other processes.
+pub fn leave(member: Member, trained: &Result<Outcome, Error>, is_regrouping: bool) {
     let failure = match trained {
         Ok(Outcome { failure: None, summary }) => {
-            let outcome =
-                if summary.status == Status::Interrupted { "interrupted" } else { "done" };
+            let outcome = match summary.status {
+                _ if is_regrouping => REGROUP,
+                Status::Interrupted => INTERRUPTED,
+                _ => "done",
+            };
             // What has failed since then is not this process's failure.
             let _ = member.leave(outcome);
             return;

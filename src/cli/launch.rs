@@ -1,5 +1,6 @@
 //! `lockstep launch`.
 
+use std::ffi::OsString;
 use std::fs;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
@@ -7,13 +8,15 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use clap::Parser;
 use hlo::counted;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
-use super::args::{JobRules, LaunchArgs};
+use super::args::{Args, Command, HostRange, JobRules, LaunchArgs, TrainArgs};
 use super::{place, wrong_usage};
-use crate::cluster::{Secret, Tls, TlsFiles};
+use crate::cluster::{JobSize, Secret, Tls, TlsFiles};
+use crate::config::Config;
 use crate::launch::{self, LaunchEnd, LaunchOptions, Requests, variable};
 use crate::observe::say;
 
@@ -23,8 +26,9 @@ const MAX_PER_CORE: usize = 32;
 pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     let LaunchArgs {
         num_processes,
-        hosts,
-        host_index,
+        hosts: HostRange { min, max },
+        processes_per_host,
+        spares,
         coordinator,
         external_coordinator,
         rules,
@@ -56,22 +60,43 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         say("warning: the command has no --resume: after a failure, the job cannot continue its \
              run");
     }
-    let num_hosts = hosts.get();
-    if host_index >= num_hosts {
+    let is_alone = max + spares == 1;
+    if let (false, Some(number)) = (is_alone, num_processes) {
         return Err(wrong_usage(&format!(
-            "--host-index {host_index} is not one of {}; they are numbered from 0",
-            counted(num_hosts, "host")
+            "--num-processes {number} is for one host; with --hosts, set --processes-per-host"
         )));
     }
-    if let (1, Some(text)) = (num_hosts, place::ignored_by_supervisor()) {
+    if let (true, Some(text)) = (is_alone, place::ignored_by_supervisor()) {
         say(&format!("warning: {text}"));
     }
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let num_processes = num_processes.map_or(cores * num_hosts, usize::from);
-    check_num_local(num_processes / num_hosts, "--num-processes")?;
+    let num_local = num_processes.or(processes_per_host).map_or(cores, usize::from);
+    let option =
+        if processes_per_host.is_some() { "--processes-per-host" } else { "--num-processes" };
+    check_num_local(num_local, option)?;
+    let full_processes = max.saturating_mul(num_local);
+    let mut size = JobSize {
+        min_hosts: min,
+        max_hosts: max,
+        num_spares: spares,
+        full_processes,
+        multiple_of: 1,
+    };
+    if size.is_elastic() {
+        if is_bench {
+            let text = "what is measured needs a fixed number of hosts: --hosts N";
+            return Err(wrong_usage(text));
+        }
+        if !(has("--out") && has("--resume")) {
+            let text = "a job whose hosts come and go continues its run again and again: give \
+                        train --out DIR and --resume";
+            return Err(wrong_usage(text));
+        }
+        size.multiple_of = process_multiple(&command, full_processes)?;
+    }
     let secret = match rules.token()? {
         Some(secret) => secret,
-        None if num_hosts == 1 && !external_coordinator => {
+        None if is_alone && !external_coordinator => {
             Secret::random().context("cannot make a token")?
         }
         None => {
@@ -81,7 +106,9 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
     };
     // Workers may have another working directory.
     let authority = rules.tls_ca.as_ref().map(std::path::absolute).transpose()?;
-    let tls = rules.tls(host_index == 0 && !external_coordinator)?;
+    // Which of several hosts runs the coordinator is not known yet.
+    let has_certificate = rules.tls_certificate.is_some() || rules.tls_key.is_some();
+    let tls = rules.tls(has_certificate || is_alone && !external_coordinator)?;
     let Rules { dead_after, stuck_after, start_within } = rules.check()?;
     let requests = watch()?;
     let options = LaunchOptions {
@@ -90,9 +117,9 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         job: job_name(),
         secret,
         tls: (tls, authority),
-        num_processes,
-        num_hosts,
-        host_index,
+        size,
+        num_local,
+        host_index: place::host_index().filter(|_| !is_alone),
         coordinator: coordinator.map(|address| address.to_string()),
         is_coordinator_elsewhere: external_coordinator,
         // What was measured before a failure is not worth keeping.
@@ -103,6 +130,16 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         start_within,
     };
     Ok(exit_code(launch::launch(&options, &requests)?))
+}
+
+/// The number of processes of each generation is a multiple of this.
+fn process_multiple(command: &[OsString], full_processes: usize) -> Result<usize> {
+    let words = std::iter::once("lockstep".into()).chain(command.iter().cloned());
+    let Command::Train(TrainArgs { config, .. }) = Args::try_parse_from(words)?.command else {
+        return Ok(1);
+    };
+    let config = Config::load(&config.config, &config.sets())?;
+    Ok(config.process_multiple(full_processes)?)
 }
 
 /// Checks that this host can run so many processes.

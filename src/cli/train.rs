@@ -12,6 +12,7 @@ use hlo::counted;
 
 use super::args::TrainArgs;
 use super::{Loaded, cluster, print_line, signals};
+use crate::cluster::REGROUP_CODE;
 use crate::config::Config;
 use crate::observe::{Status, Summary, say};
 use crate::train::{self, Error, Options, Outcome, Resume, Stop, params_file};
@@ -23,7 +24,8 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     let stop = Stop::default();
     let received = signals::watch(&stop)?;
     let TrainArgs { config, out, overwrite, resume, init, json } = args;
-    let config = Config::load(&config.config, &config.sets())?;
+    let mut config = Config::load(&config.config, &config.sets())?;
+    cluster::fit_roster(&mut config)?;
     if let Some(init) = &init {
         params_file::check_counterpart(init, &config.model)?;
     }
@@ -37,9 +39,10 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     let patience = cluster::start_within()?.unwrap_or(PATIENCE);
     let mut options = Options { started, out, overwrite, init, resume, patience, stop, member };
     let trained = train::train(&loaded.job(), &options);
+    let is_regrouping = options.stop.is_regrouping();
     let is_first = options.member.as_ref().is_none_or(|member| member.process().index == 0);
     if let Some(member) = options.member.take() {
-        cluster::leave(member, &trained);
+        cluster::leave(member, &trained, is_regrouping);
     }
     let Outcome { summary, failure } = match trained {
         Err(error @ Error::StoppedBeforeStart) => {
@@ -53,11 +56,13 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
         true => Some(serde_json::to_string(&summary)?),
         false => in_a_line(&summary).filter(|_| !(is_shown(&summary) && is_one_terminal())),
     };
-    let printed = line.filter(|_| is_first).map_or(Ok(()), |line| print_line(&line));
+    let printed =
+        line.filter(|_| is_first && !is_regrouping).map_or(Ok(()), |line| print_line(&line));
     match failure {
         // The failure matters more than a reader that has gone away.
         Some(failure) => Err(failure.into()),
         None if printed.is_err() => printed.map(|()| ExitCode::SUCCESS),
+        None if is_regrouping => Ok(REGROUP_CODE.into()),
         None if summary.status == Status::Interrupted => Ok(received.exit_code().into()),
         None => Ok(ExitCode::SUCCESS),
     }

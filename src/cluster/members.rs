@@ -1,6 +1,7 @@
 //! What workers and supervisors learn about the job they belong to.
 
 use super::messages::{self as wire, DirectiveKind, DirectiveRow, GenerationRow, PeerRow, SlowRow};
+use super::roster::{HostPlace, index};
 
 /// A process of the generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +49,10 @@ pub enum Directive {
     Start {
         /// The generation, from 1.
         generation: u64,
+        /// The place of this host; `None`: the generation does without it.
+        place: Option<HostPlace>,
+        /// Processes of the job with all its hosts.
+        full_processes: usize,
     },
     /// End its processes (SIGKILL), and report each.
     Kill {
@@ -111,7 +116,13 @@ impl SlowPeer {
 impl Directive {
     pub(super) fn to_row(&self) -> DirectiveRow {
         let kind = match self.clone() {
-            Self::Start { generation } => DirectiveKind::Start(generation),
+            Self::Start { generation, place, full_processes } => {
+                DirectiveKind::Start(wire::StartProcesses {
+                    generation,
+                    place: place.map(HostPlace::to_row),
+                    full_processes: index(full_processes),
+                })
+            }
             Self::Kill { generation, reason } => {
                 DirectiveKind::Kill(wire::Kill { generation, reason })
             }
@@ -124,7 +135,10 @@ impl Directive {
 
     pub(super) fn from_row(row: DirectiveRow) -> Option<Self> {
         Some(match row.kind? {
-            DirectiveKind::Start(generation) => Self::Start { generation },
+            DirectiveKind::Start(wire::StartProcesses { generation, place, full_processes }) => {
+                let place = place.as_ref().map(HostPlace::from);
+                Self::Start { generation, place, full_processes: full_processes as usize }
+            }
             DirectiveKind::Kill(wire::Kill { generation, reason }) => {
                 Self::Kill { generation, reason }
             }

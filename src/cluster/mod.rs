@@ -25,6 +25,7 @@ mod messages;
 mod overseer;
 mod own_host;
 mod report;
+mod roster;
 mod secret;
 mod session;
 mod tls;
@@ -41,6 +42,7 @@ pub use members::{Directive, GenerationEnd, Peer, SlowPeer};
 pub use overseer::Overseer;
 pub use own_host::{Whereabouts, host_name, local_address};
 pub use report::{Phase, PhaseChange, Report, StepTimes, thin};
+pub use roster::{HostPlace, JobSize};
 pub use secret::{Secret, SecretError, random_bytes};
 pub use session::{
     Cause, Contact, Error, HeldProcesses, JoinOptions, Session, SupervisorOptions,
@@ -48,4 +50,4 @@ pub use session::{
 };
 pub use tls::{Tls, TlsError, TlsFiles};
 pub use watchdog::{Culprit, DEAD_AFTER, Limits, Verdict, Watchdog, WorkerName};
-pub use wish::{AgreedWish, Wish};
+pub use wish::{AgreedWish, INTERRUPTED, REGROUP, REGROUP_CODE, Wish, ends_well};

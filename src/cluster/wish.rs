@@ -7,6 +7,21 @@ pub enum Wish {
     Save,
     /// Save a checkpoint and end the run.
     Stop,
+    /// Save a checkpoint and end this process: the run goes on in processes of other hosts.
+    Regroup,
+}
+
+/// The outcome of processes that were stopped after the same step.
+pub const INTERRUPTED: &str = "interrupted";
+/// The outcome of processes that end because of [`Wish::Regroup`], and their exit code.
+pub const REGROUP: &str = "regroup";
+/// Of no other end: `EX_TEMPFAIL`.
+pub const REGROUP_CODE: u8 = 75;
+
+/// `true` for the exit codes of processes that have done what they were to do: the run is done,
+/// was stopped by a signal, or goes on elsewhere.
+pub fn ends_well(exit_code: i32) -> bool {
+    matches!(exit_code, 0 | 129 | 130 | 143) || exit_code == i32::from(REGROUP_CODE)
 }
 
 /// A wish, and when it is granted.
@@ -23,10 +38,11 @@ impl Wish {
         match self {
             Self::Save => 1,
             Self::Stop => 2,
+            Self::Regroup => 3,
         }
     }
 
     pub(super) fn from_code(code: u32) -> Option<Self> {
-        [Self::Save, Self::Stop].into_iter().find(|wish| wish.code() == code)
+        [Self::Save, Self::Stop, Self::Regroup].into_iter().find(|wish| wish.code() == code)
     }
 }

@@ -44,6 +44,7 @@ mod parallel_keys;
 mod patterns;
 mod reference;
 mod resolved;
+mod roster;
 mod run_length;
 mod schedule;
 mod sections;
@@ -80,6 +81,7 @@ pub use observe::ObserveConfig;
 pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
 pub use patterns::{PatternNumbers, Patterns};
 pub use reference::reference;
+pub use roster::RosterError;
 pub use run_length::{RunLength, RunLengthError};
 pub use schedule::{Peak, Scaling, ScheduleConfig, Warmup, WarmupFrom, WarmupKind};
 pub use sections::{

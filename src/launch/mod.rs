@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! lockstep launch --num-processes 4 -- train run.toml --out run --resume
-//!   coordinator (in the supervisor of the first host) <- heartbeats, wishes, values -> 4 x lockstep train run.toml ...
+//!   coordinator (in one of the supervisors) <- heartbeats, wishes, values -> 4 x lockstep train run.toml ...
 //! ```
 //! The coordinator decides: it directs every supervisor to start the processes of a generation, to
 //! end them, and to end itself. A worker ends when its supervisor does, however that ends.
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
-use crate::cluster::{self, Secret, Tls};
+use crate::cluster::{self, JobSize, Secret, Tls, TlsError};
 
 pub use supervisor::{coordinate, launch};
 
@@ -36,6 +36,8 @@ pub mod variable {
     pub const NUM_LOCAL_PROCESSES: &str = "LOCKSTEP_NUM_LOCAL_PROCESSES";
     /// The attempt at the job.
     pub const GENERATION: &str = "LOCKSTEP_GENERATION";
+    /// Number of processes with all hosts of a job that can do with fewer.
+    pub const FULL_PROCESSES: &str = "LOCKSTEP_FULL_PROCESSES";
     /// How long a worker waits for directories that another process has, in seconds.
     pub const START_WITHIN_SECS: &str = "LOCKSTEP_START_WITHIN_SECS";
     /// The name of the job.
@@ -61,14 +63,14 @@ pub struct LaunchOptions {
     pub job: String,
     /// What all processes share.
     pub secret: Secret,
-    /// Number of processes, on all hosts.
-    pub num_processes: usize,
-    /// Number of hosts, each with a supervisor and as many processes.
-    pub num_hosts: usize,
-    /// Index of this host.
-    pub host_index: usize,
-    /// Where the coordinator listens, `HOST:PORT`, if there are several hosts. It runs on the
-    /// first, unless it is elsewhere.
+    /// How many hosts, each with a supervisor, and processes the job may have.
+    pub size: JobSize,
+    /// Number of processes on this host.
+    pub num_local: usize,
+    /// Index of this host, if a launcher has given it one: the order of hosts follows it.
+    pub host_index: Option<usize>,
+    /// Where the coordinator listens, `HOST:PORT`, if there are several hosts. It runs in the
+    /// supervisor that can listen there, unless it is elsewhere.
     pub coordinator: Option<String>,
     /// The coordinator is standalone.
     pub is_coordinator_elsewhere: bool,
@@ -108,21 +110,10 @@ pub enum LaunchEnd {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// The processes cannot be divided among the hosts.
-    #[error(
-        "--num-processes is {num_processes}, which {num_hosts} hosts cannot share evenly; make it \
-         a multiple of --hosts"
-    )]
-    Uneven {
-        /// Processes on all hosts.
-        num_processes: usize,
-        /// Hosts.
-        num_hosts: usize,
-    },
     /// Several hosts need an address where they meet.
     #[error(
-        "{num_hosts} hosts need --coordinator HOST:PORT, an address of the first host, and the \
-         same --token-file on all"
+        "{num_hosts} hosts need --coordinator HOST:PORT, an address of one of them, and the same \
+         --token-file on all"
     )]
     NoCoordinator {
         /// Hosts.
@@ -136,18 +127,18 @@ pub enum LaunchError {
         /// Why not.
         source: io::Error,
     },
-    /// The coordinator's address is not one of the host that is to run it.
+    /// Each host would run a coordinator of its own.
     #[error(
-        "--coordinator {address} is no address of this host ({host}), but host 0 (--host-index) \
-         runs the coordinator: give an address of host 0 on all hosts, or --host-index 0 to the \
-         host that has this one; if `lockstep coordinator` runs there, add --external-coordinator"
+        "--coordinator {address} is no address at which other hosts reach one: give an address of \
+         one of the hosts, the same on all"
     )]
-    Elsewhere {
+    Unspecified {
         /// `HOST:PORT`.
         address: String,
-        /// The name of this host.
-        host: String,
     },
+    /// The coordinator's certificate is missing.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// A worker cannot be started.
     #[error("cannot start {}: {source}", program.display())]
     Start {

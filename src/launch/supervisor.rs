@@ -13,13 +13,12 @@ use rustix::process::Signal;
 use super::worker::{Worker, WorkerCommand, WorkerEnd, describe};
 use super::{LaunchEnd, LaunchError, LaunchOptions, Requests, variable};
 use crate::cluster::{
-    self, Contact, Coordinator, CoordinatorOptions, Directive, HeldProcesses, Limits, Overseer,
-    SupervisorOptions, SupervisorSession, awake, host_name, random_bytes,
+    self, Contact, Coordinator, CoordinatorOptions, Directive, HeldProcesses, HostPlace,
+    INTERRUPTED, JobSize, Limits, Overseer, SupervisorOptions, SupervisorSession, Tls, TlsError,
+    awake, ends_well, host_name, random_bytes,
 };
 use crate::observe::say;
 
-/// The outcome of processes that were stopped after the same step.
-const INTERRUPTED: &str = "interrupted";
 const SIGTERM: usize = 15;
 /// How often signals are looked for.
 const POLL: Duration = Duration::from_millis(50);
@@ -34,16 +33,10 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 /// If the options contradict each other, a worker cannot be started, or the coordinator cannot be
 /// reached. No worker is left then.
 pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd, LaunchError> {
-    let LaunchOptions { num_processes, num_hosts, host_index, .. } = *options;
-    if !num_processes.is_multiple_of(num_hosts) {
-        return Err(LaunchError::Uneven { num_processes, num_hosts });
-    }
     let limits = Limits::new(options.dead_after, options.stuck_after);
     let say_of_job = |text: &str| say(&format!("launch: {text}"));
     let overseer = Overseer::new(limits, options.record_dir.clone(), say_of_job);
     let (coordinator, address) = start_coordinator(options, overseer.clone())?;
-    let num_local = num_processes / num_hosts;
-    let first_process = host_index * num_local;
     let own = SupervisorOptions {
         contact: Contact {
             address: address.clone(),
@@ -51,14 +44,12 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
             secret: options.secret.clone(),
             tls: options.tls.0.authority.clone(),
         },
-        host_index,
-        num_hosts,
+        id: random_number()?,
+        size: options.size,
         host: host_name(),
-        first_process,
-        num_local,
-        num_processes,
+        host_index: options.host_index,
+        num_local: options.num_local,
         held: HeldProcesses::default(),
-        attempt: 0,
         deadline: options.start_within,
     };
     let session = match register(&own, requests)? {
@@ -75,12 +66,13 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         session,
         overseen: coordinator.as_ref().map(|coordinator| (&*overseer, coordinator)),
         news,
-        processes: first_process..first_process + num_local,
         workers: vec![],
         generation: 0,
+        place: None,
         ended_well: vec![],
         kill_at: None,
         forwarded: 0,
+        is_leaving: false,
     };
     let ended = supervisor.run(&received);
     supervisor.kill();
@@ -96,11 +88,7 @@ fn register(
 ) -> Result<Option<SupervisorSession>, cluster::Error> {
     let until = awake::now() + own.deadline;
     let mut has_said = false;
-    let attempt = SupervisorOptions {
-        attempt: attempt_number()?,
-        deadline: ATTEMPT.min(own.deadline),
-        ..own.clone()
-    };
+    let attempt = SupervisorOptions { deadline: ATTEMPT.min(own.deadline), ..own.clone() };
     while requests.stop.load(Ordering::Relaxed) == 0 {
         let is_over = awake::now() >= until;
         match SupervisorSession::register(attempt.clone()) {
@@ -122,38 +110,55 @@ fn register(
     Ok(None)
 }
 
-/// Marks the tries of this supervisor to register, so that one whose answer was lost does not stand
-/// in the way of the next.
-fn attempt_number() -> Result<u64, cluster::Error> {
+/// By which the coordinator knows this supervisor again.
+fn random_number() -> Result<u64, cluster::Error> {
     let random = random_bytes()?;
     Ok(u64::from_le_bytes(*random.first_chunk().unwrap_or(&[0; 8])))
 }
 
-/// Starts the coordinator on the first host. Returns its address for this host.
+/// Starts the coordinator, if it listens on this host and nobody has started it here. Returns its
+/// address for this host.
 fn start_coordinator(
     options: &LaunchOptions,
     overseer: Arc<Overseer>,
 ) -> Result<(Option<Coordinator>, String), LaunchError> {
-    let LaunchOptions { num_hosts, host_index, .. } = *options;
+    let num_hosts = options.size.max_hosts + options.size.num_spares;
     let address = match &options.coordinator {
         Some(address) => address.clone(),
         None if num_hosts == 1 => "127.0.0.1:0".to_owned(),
         None => return Err(LaunchError::NoCoordinator { num_hosts }),
     };
-    if host_index > 0 || options.is_coordinator_elsewhere {
+    if options.is_coordinator_elsewhere {
         return Ok((None, address));
     }
     let listen = |source| LaunchError::Listen { address: address.clone(), source };
-    let listener = bind(&address).map_err(|source| match source.kind() {
-        io::ErrorKind::AddrNotAvailable => {
-            LaunchError::Elsewhere { address: address.clone(), host: host_name() }
+    let listener = match bind(&address) {
+        Ok(listener) => listener,
+        Err(error) if num_hosts > 1 => {
+            match error.kind() {
+                io::ErrorKind::AddrInUse => {}
+                io::ErrorKind::AddrNotAvailable => say(&format!(
+                    "launch: the coordinator is expected at {address}, which is no address of \
+                     this host ({})",
+                    host_name()
+                )),
+                _ => return Err(listen(error)),
+            }
+            return Ok((None, address));
         }
-        _ => listen(source),
-    })?;
+        Err(error) => return Err(listen(error)),
+    };
+    if num_hosts > 1 && listener.local_addr().map_err(listen)?.ip().is_unspecified() {
+        return Err(LaunchError::Unspecified { address });
+    }
+    let Tls { authority, identity } = &options.tls.0;
+    if authority.is_some() && identity.is_none() {
+        return Err(TlsError::Missing { missing: "tls_certificate" }.into());
+    }
     let secret = options.secret.clone();
-    let mut own = CoordinatorOptions::new(&options.job, secret, options.num_processes);
-    own.num_hosts = Some(num_hosts);
-    own.tls.clone_from(&options.tls.0.identity);
+    let mut own = CoordinatorOptions::new(&options.job, secret, 0);
+    own.size = Some(options.size);
+    own.tls.clone_from(identity);
     own.set_dead_after(options.dead_after);
     own.start_within = options.start_within;
     own.max_restarts = options.max_restarts;
@@ -232,16 +237,19 @@ struct Supervisor<'a> {
     /// On the first host.
     overseen: Option<(&'a Overseer, &'a Coordinator)>,
     news: Sender<News>,
-    processes: std::ops::Range<usize>,
     /// The workers that have not ended, with their index.
     workers: Vec<(usize, Worker)>,
     generation: u64,
+    /// The place of this host in it.
+    place: Option<HostPlace>,
     /// Workers of this generation that have ended in good order, with their exit code.
     ended_well: Vec<(usize, i32)>,
     /// When workers that have not ended by themselves are killed.
     kill_at: Option<Instant>,
     /// The number of the signal that was passed on to the workers; 0 for none.
     forwarded: usize,
+    /// This host leaves the job when its workers have ended.
+    is_leaving: bool,
 }
 
 impl Supervisor<'_> {
@@ -254,10 +262,15 @@ impl Supervisor<'_> {
             if self.kill_at.is_some_and(|at| at <= Instant::now()) {
                 self.kill();
             }
+            if self.is_leaving && self.workers.is_empty() {
+                return Ok(LaunchEnd::Stopped(self.requests.stop.load(Ordering::Relaxed)));
+            }
             let Ok(news) = received.recv_timeout(POLL) else { continue };
             match news {
                 News::Ended(end) => self.ended(&end),
-                News::Directive(Directive::Start { generation }) => self.start(generation)?,
+                News::Directive(Directive::Start { generation, place, full_processes }) => {
+                    self.start(generation, place, full_processes)?;
+                }
                 News::Directive(Directive::Kill { .. }) => {
                     self.kill_at = Some(Instant::now() + GRACE);
                 }
@@ -298,17 +311,17 @@ impl Supervisor<'_> {
         let secs = within.as_secs_f64();
         say(&format!("launch: {lost}; {ended}trying to reach it again for {secs} s"));
         let until = awake::now() + within;
-        let attempt = attempt_number()?;
         loop {
             if self.requests.stop.load(Ordering::Relaxed) > 0 && self.workers.is_empty() {
                 return Err(lost.into());
             }
             let held = HeldProcesses {
                 generation: self.generation,
+                place: self.place,
                 running: self.workers.iter().map(|(index, _)| *index).collect(),
                 ended: self.ended_well.clone(),
             };
-            let own = SupervisorOptions { attempt, deadline: ATTEMPT, held, ..self.own.clone() };
+            let own = SupervisorOptions { deadline: ATTEMPT, held, ..self.own.clone() };
             match SupervisorSession::register(own) {
                 Ok(session) => return Ok(session),
                 Err(cluster::Error::Unreachable { address, error, .. })
@@ -324,31 +337,48 @@ impl Supervisor<'_> {
         }
     }
 
-    fn start(&mut self, generation: u64) -> Result<(), LaunchError> {
+    /// Starts the workers of a generation, if this host has a place in it.
+    fn start(
+        &mut self,
+        generation: u64,
+        place: Option<HostPlace>,
+        full_processes: usize,
+    ) -> Result<(), LaunchError> {
+        let Some(HostPlace { first_process, num_processes, .. }) = place else {
+            say(&format!("launch: generation {generation} does without this host, which waits"));
+            return Ok(());
+        };
+        let num_local = self.options.num_local;
+        let processes = first_process..first_process + num_local;
         if self.requests.stop.load(Ordering::Relaxed) > 0 {
             self.session.give_up("stopped by a signal")?;
-            for process_index in self.processes.clone() {
+            for process_index in processes {
                 self.session.child_ended(generation, process_index, "not started", None)?;
             }
             return Ok(());
         }
-        (self.generation, self.kill_at) = (generation, None);
+        // Of a generation that went on without this host.
+        self.kill();
+        self.workers.clear();
+        (self.generation, self.place) = (generation, place);
         self.ended_well.clear();
         let ends = self.forward_ends();
-        let first = self.processes.start;
-        for process_index in self.processes.clone() {
+        for process_index in processes {
             let mut environment = vec![
                 (variable::COORDINATOR, self.address.clone()),
                 (variable::PROCESS_INDEX, process_index.to_string()),
-                (variable::NUM_PROCESSES, self.options.num_processes.to_string()),
-                (variable::LOCAL_PROCESS_INDEX, (process_index - first).to_string()),
-                (variable::NUM_LOCAL_PROCESSES, self.processes.len().to_string()),
+                (variable::NUM_PROCESSES, num_processes.to_string()),
+                (variable::LOCAL_PROCESS_INDEX, (process_index - first_process).to_string()),
+                (variable::NUM_LOCAL_PROCESSES, num_local.to_string()),
                 (variable::GENERATION, generation.to_string()),
                 (variable::START_WITHIN_SECS, self.options.start_within.as_secs_f64().to_string()),
                 (variable::JOB, self.options.job.clone()),
                 (variable::TOKEN, self.options.secret.hex()),
                 (variable::SUPERVISOR, std::process::id().to_string()),
             ];
+            if self.options.size.is_elastic() {
+                environment.push((variable::FULL_PROCESSES, full_processes.to_string()));
+            }
             if let (_, Some(authority)) = &self.options.tls {
                 environment.push((variable::TLS_CA, authority.to_string_lossy().into_owned()));
             }
@@ -382,7 +412,7 @@ impl Supervisor<'_> {
         }
         let status = describe(&end.status);
         let exit_code = end.status.as_ref().ok().and_then(std::process::ExitStatus::code);
-        if let Some(code @ (0 | 129 | 130 | 143)) = exit_code
+        if let Some(code) = exit_code.filter(|code| ends_well(*code))
             && end.generation == self.generation
         {
             self.ended_well.push((end.process_index, code));
@@ -395,6 +425,16 @@ impl Supervisor<'_> {
         let stop = self.requests.stop.load(Ordering::Relaxed);
         if stop != self.forwarded && stop > 0 {
             self.forwarded = stop;
+            // The job goes on without this host, unless its coordinator ends with it.
+            let JobSize { num_spares, .. } = self.options.size;
+            let is_elastic = self.options.size.is_elastic() || num_spares > 0;
+            let is_for_this_host = stop == SIGTERM || self.workers.is_empty();
+            if is_elastic && is_for_this_host && self.overseen.is_none() {
+                self.is_leaving = true;
+                // A coordinator that does not answer is noticed by the session.
+                let _ = self.session.leave();
+                return;
+            }
             if self.workers.is_empty() {
                 // Between generations, or before the first. A coordinator that does not answer is
                 // noticed by the session.

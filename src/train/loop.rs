@@ -207,7 +207,18 @@ impl<'a> Loop<'a> {
             Some(saver) => saver.is_due(num_steps, self.recorder),
             None => false,
         };
-        let agreed = self.agreement.after(num_steps, is_due)?;
+        let mut agreed = self.agreement.after(num_steps, is_due)?;
+        if agreed.regroup && !agreed.stop {
+            // Nothing is left to go on from where nothing is saved.
+            agreed.stop = self.saver.is_some();
+            self.recorder.say(match agreed.stop {
+                true => "the hosts of the job change: the run goes on from here with others",
+                false => "another host waits: nothing is saved from which the run could go on",
+            });
+            if agreed.stop {
+                self.agreement.regroup();
+            }
+        }
         if agreed.must_save && self.saver.is_none() {
             self.recorder.say("nothing is saved: there is no --out, or checkpoint.keep is 0");
         }

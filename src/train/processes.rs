@@ -158,6 +158,8 @@ fn unreadable(error: serde_json::Error) -> Error {
 pub(super) struct Agreed {
     /// The run ends here.
     pub stop: bool,
+    /// These processes end here, and the run goes on in others.
+    pub regroup: bool,
     /// A checkpoint is saved here.
     pub save: bool,
     /// The save must not be skipped, even if the one before is still being written.
@@ -184,6 +186,11 @@ impl<'a> Agreement<'a> {
         self.processes.member.is_none() && self.stop.is_requested()
     }
 
+    /// The run goes on in other processes.
+    pub fn regroup(&self) {
+        self.stop.regroup();
+    }
+
     /// The agreement after `num_steps` steps. Called once after each launch, and before the first
     /// one. `is_due` says whether this process wants a checkpoint, by its clock.
     ///
@@ -194,7 +201,8 @@ impl<'a> Agreement<'a> {
         let is_requested = self.stop.take_save_request();
         let Some(session) = self.processes.session() else {
             let save = is_requested || is_due;
-            return Ok(Agreed { stop: wishes_to_stop, save, must_save: is_requested });
+            let (stop, must_save) = (wishes_to_stop, is_requested);
+            return Ok(Agreed { stop, regroup: false, save, must_save });
         };
         if wishes_to_stop && !std::mem::replace(&mut self.has_wished_to_stop, true) {
             session.wish(Wish::Stop);
@@ -208,6 +216,7 @@ impl<'a> Agreement<'a> {
         for event in session.may_leave(num_steps)? {
             match event.wish {
                 Wish::Stop => agreed.stop = true,
+                Wish::Regroup => agreed.regroup = true,
                 Wish::Save => {
                     (agreed.save, agreed.must_save, self.has_wished_to_save) = (true, true, false);
                 }

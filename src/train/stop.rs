@@ -12,6 +12,7 @@ pub struct Stop {
     requested: Arc<AtomicBool>,
     has_begun: Arc<AtomicBool>,
     save_requested: Arc<AtomicBool>,
+    is_regrouping: Arc<AtomicBool>,
 }
 
 impl Stop {
@@ -38,6 +39,16 @@ impl Stop {
     /// `true` if a checkpoint has been requested since the last call.
     pub(super) fn take_save_request(&self) -> bool {
         self.save_requested.swap(false, Ordering::Relaxed)
+    }
+
+    /// `true` if the run has ended here because it goes on in processes of other hosts.
+    pub fn is_regrouping(&self) -> bool {
+        self.is_regrouping.load(Ordering::Relaxed)
+    }
+
+    /// The run ends here, and goes on in processes of other hosts.
+    pub(super) fn regroup(&self) {
+        self.is_regrouping.store(true, Ordering::Relaxed);
     }
 
     /// `true` if the run has reached its first step.

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use super::path;
 use crate::config::HostPort;
@@ -10,18 +11,22 @@ use crate::config::HostPort;
 /// Arguments of `launch`.
 #[derive(Debug, clap::Args)]
 pub struct LaunchArgs {
-    /// Number of processes, on all hosts; by default one per core of this host, on each
+    /// Number of processes, if there is one host; by default one per core
     #[arg(long, value_name = "N")]
     pub num_processes: Option<NonZeroUsize>,
-    /// Number of hosts; on each, start `lockstep launch` with the same arguments but for
-    /// --host-index
-    #[arg(long, value_name = "N", default_value = "1")]
-    pub hosts: NonZeroUsize,
-    /// Index of this host, from 0
-    #[arg(long, value_name = "I", default_value_t = 0)]
-    pub host_index: usize,
-    /// Where the coordinator listens; needed with several hosts. It runs on host 0: if that host is
-    /// lost, the job waits until it is back
+    /// Number of hosts, or the least and the most: the job begins with those that come, goes on
+    /// with those that are left, and takes in others later. On each, start `lockstep launch` with
+    /// the same arguments
+    #[arg(long, value_name = "N|MIN:MAX", default_value = "1")]
+    pub hosts: HostRange,
+    /// Number of processes on each host; by default one per core of this host
+    #[arg(long, value_name = "N", conflicts_with = "num_processes")]
+    pub processes_per_host: Option<NonZeroUsize>,
+    /// Hosts beyond those of --hosts, which wait until one is lost
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub spares: usize,
+    /// Where the coordinator listens; needed with several hosts. It runs on the host that has this
+    /// address: if that one is lost, the job waits until it is back
     #[arg(long, value_name = "HOST:PORT")]
     pub coordinator: Option<HostPort>,
     /// At --coordinator runs a `lockstep coordinator`, which has the options of failures
@@ -39,6 +44,30 @@ pub struct LaunchArgs {
     /// The command of each process: train CONFIG ..., or a measurement: bench ...
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// The least and the most hosts of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostRange {
+    pub min: usize,
+    pub max: usize,
+}
+
+impl FromStr for HostRange {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const MAX_HOSTS: usize = 1 << 17;
+        let number = |text: &str| match text.trim().parse::<usize>() {
+            Ok(number @ 1..=MAX_HOSTS) => Ok(number),
+            _ => Err("hosts are a number of at least 1, or the least and the most, as in 2:4"),
+        };
+        let (min, max) = text.split_once(':').unwrap_or((text, text));
+        match (number(min)?, number(max)?) {
+            (min, max) if min <= max => Ok(Self { min, max }),
+            _ => Err("the least number of hosts comes first, as in 2:4"),
+        }
+    }
 }
 
 /// Arguments of `coordinator`.
@@ -82,7 +111,7 @@ pub struct JobRules {
     /// Directory for flight_recorder.jsonl: what each process did last, written when some fail
     #[arg(long, value_name = "DIR", value_parser = path())]
     pub record_dir: Option<PathBuf>,
-    /// Seconds within which all supervisors must have started, or have come back after a failure
+    /// Seconds within which enough supervisors must have started, or have come back after a failure
     #[arg(long, value_name = "SECS", default_value_t = 300.0)]
     pub start_within_secs: f64,
 }

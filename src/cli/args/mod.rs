@@ -14,7 +14,7 @@ pub use super::changes::ConfigArgs;
 use crate::config::{MAX_BATCH, expand_home};
 use crate::targets::cost::{NamedNetwork, Stragglers, WhatIf};
 use launch::COORDINATOR_HELP;
-pub use launch::{CoordinatorArgs, JobRules, LaunchArgs};
+pub use launch::{CoordinatorArgs, HostRange, JobRules, LaunchArgs};
 pub use own_data::{DataArgs, InitArgs, InitKind, PredictArgs};
 
 /// Synchronous distributed training on XLA.

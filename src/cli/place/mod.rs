@@ -108,26 +108,33 @@ pub fn ignored_by_supervisor() -> Option<String> {
     with_probe(false, ignored_hosts)
 }
 
+/// The index of this host, if a launcher has started a supervisor on each.
+pub fn host_index() -> Option<usize> {
+    with_probe(false, |probe| {
+        let environment = Environment::find(probe, &Given::default()).ok()??;
+        (environment.num_processes.value > 1).then_some(environment.process_index.value)
+    })
+}
+
 fn ignored_hosts(probe: &Probe) -> Option<String> {
     let environment = Environment::find(probe, &Given::default()).ok()?;
-    let (what, index, number) = match environment {
+    let (what, number) = match environment {
         Some(Environment { process_index: index, num_processes: number, .. })
             if number.value > 1 =>
         {
             let from = format!("{}, {}", index.from, number.from);
             let what = format!("this is process {} of {} ({from})", index.value, number.value);
-            (what, index.value.to_string(), number.value.to_string())
+            (what, number.value.to_string())
         }
         _ => {
             let text = unread(probe).into_iter().next()?;
             let (what, _) = text.split_once(", but")?;
-            (what.to_owned(), "INDEX".to_owned(), "NUMBER".to_owned())
+            (what.to_owned(), "NUMBER".to_owned())
         }
     };
     Some(format!(
         "{what}, but --hosts is 1, and each supervisor would train alone: if they are the hosts of \
-         one job, set --hosts {number}, --host-index {index} and --coordinator HOST:{DEFAULT_PORT} \
-         with the first host"
+         one job, set --hosts {number} and --coordinator HOST:{DEFAULT_PORT} with one of them"
     ))
 }
 

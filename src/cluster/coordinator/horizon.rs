@@ -28,10 +28,10 @@ pub struct Granted {
 
 impl Horizon {
     /// Makes an event of a wish, and returns it. A wish that is still waiting is not repeated, and
-    /// one stop is enough.
+    /// one stop, or one to regroup, is enough.
     pub fn wish(&mut self, wish: Wish) -> AgreedWish {
         let is_same = |event: &&AgreedWish| {
-            event.wish == wish && (wish == Wish::Stop || event.step == self.granted)
+            event.wish == wish && (wish != Wish::Save || event.step == self.granted)
         };
         if let Some(&event) = self.events.iter().find(is_same) {
             return event;
@@ -88,7 +88,7 @@ mod tests {
             3 => any::<usize>().prop_map(Action::Ask),
             3 => any::<usize>().prop_map(Action::Arrive),
             3 => any::<usize>().prop_map(Action::Receive),
-            1 => prop_oneof![Just(Wish::Save), Just(Wish::Stop)].prop_map(Action::Wish),
+            1 => prop_oneof![Just(Wish::Save), Just(Wish::Stop), Just(Wish::Regroup)].prop_map(Action::Wish),
         ]
     }
 

@@ -30,6 +30,7 @@ use self::job::{Failure, FailureKind, JobOptions, JobState};
 use self::service::{CoordinatorService, Shared};
 use super::members::SlowPeer;
 use super::report::Report;
+use super::roster::JobSize;
 use super::secret::{Secret, random_bytes};
 use super::token_tls::TokenTls;
 use super::watchdog::{DEAD_AFTER, heartbeat};
@@ -49,24 +50,24 @@ pub struct CoordinatorOptions {
     pub job: String,
     /// The secret that all processes and supervisors share.
     pub secret: Secret,
-    /// Number of worker processes.
+    /// Number of worker processes, if there are no supervisors.
     pub num_processes: usize,
-    /// Number of supervisors; `None` if there are none, so that the job has one generation and the
-    /// coordinator directs nobody.
-    pub num_hosts: Option<usize>,
+    /// How many supervisors and processes the job may have; `None` if there are no supervisors, so
+    /// that the job has one generation and the coordinator directs nobody.
+    pub size: Option<JobSize>,
     /// Interval of heartbeats: 2 s.
     pub heartbeat: Duration,
     /// Without a heartbeat for this long a process is dead: 10 s.
     pub dead_after: Duration,
     /// A process that lost a connection waits this long for a better explanation: 300 ms.
     pub grace: Duration,
-    /// All supervisors must register within this time: 60 s.
+    /// Enough supervisors must register within this time: 60 s.
     pub start_within: Duration,
     /// Processes must end within this time once they were told to: 30 s.
     pub kill_within: Duration,
     /// Restarts in a row without a new checkpoint: 3.
     pub max_restarts: usize,
-    /// The first supervisor says how many hosts and processes the job has. When the job has ended,
+    /// The first supervisor says how large the job is. When the job has ended,
     /// another one may come. The processes of a job go on when the coordinator stops, and wait for
     /// another at its address.
     pub is_standalone: bool,
@@ -84,7 +85,7 @@ impl CoordinatorOptions {
             job: job.to_owned(),
             secret,
             num_processes,
-            num_hosts: None,
+            size: None,
             heartbeat: heartbeat(DEAD_AFTER),
             dead_after: DEAD_AFTER,
             grace: Duration::from_millis(300),
@@ -145,7 +146,7 @@ impl Coordinator {
     ) -> io::Result<Self> {
         let job = JobState::new(JobOptions {
             num_processes: options.num_processes,
-            num_hosts: options.num_hosts,
+            size: options.size,
             heartbeat: options.heartbeat,
             dead_after: options.dead_after,
             grace: options.grace,
@@ -156,9 +157,10 @@ impl Coordinator {
             is_standalone: options.is_standalone,
             coordinator: u64::from_le_bytes(*random_bytes()?.first_chunk().unwrap_or(&[0; 8])),
         });
-        let num_callers = match options.is_standalone {
-            true => STANDALONE_CALLERS,
-            false => options.num_processes + options.num_hosts.unwrap_or(0),
+        let num_callers = match options.size {
+            _ if options.is_standalone => STANDALONE_CALLERS,
+            Some(size) => size.full_processes + size.max_hosts + size.num_spares,
+            None => options.num_processes,
         };
         let tls = TokenTls::new(&options.secret, &options.job)?.server(options.tls.as_ref())?;
         let shared = Arc::new(Shared::new(job, watcher));

@@ -24,7 +24,7 @@ use super::store::StoreError;
 use super::{Watcher, horizon};
 use crate::cluster::awake;
 use crate::cluster::codec::ProstCodec;
-use crate::cluster::members::SlowPeer;
+use crate::cluster::members::{Directive, SlowPeer};
 use crate::cluster::messages::{self as wire, Ask, Reply, Why};
 use crate::cluster::session::NO_ANSWER;
 use crate::cluster::wish::{AgreedWish, Wish};
@@ -221,17 +221,17 @@ impl Shared {
             Ask::ChildEnded(ended) => {
                 self.with_job(|now, job| job.child_ended(now, caller, &ended));
             }
+            Ask::GiveUp(give_up) if give_up.is_for_this_host => {
+                self.with_job(|now, job| job.host_leaves(now, caller));
+            }
             Ask::GiveUp(give_up) => self.with_job(|now, job| job.give_up(now, &give_up.reason)),
             Ask::AskDirectives(wire::AskDirectives { num_known, wait_ms }) => {
                 let num_known = usize::try_from(num_known).unwrap_or(usize::MAX);
                 let wait = Duration::from_millis(wait_ms).min(self.sign_of_life());
                 let answer = self.wait(Topic::Job, wait, |_, job| {
                     job.knows_directives(caller, num_known);
-                    let rows: Vec<_> = job
-                        .directives(caller, num_known)
-                        .iter()
-                        .map(|known| known.to_row())
-                        .collect();
+                    let rows: Vec<_> =
+                        job.directives(caller, num_known).iter().map(Directive::to_row).collect();
                     (!rows.is_empty()).then_some(Reply::Directives(wire::Directives { rows }))
                 });
                 return answer.await.unwrap_or(Reply::Directives(wire::Directives::default()));

@@ -1,208 +1,364 @@
 //! The supervisors of a job: one on each host, which starts and ends the processes there.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use hlo::counted;
 
-use crate::cluster::messages::{EndedRow, Why};
+use crate::cluster::messages::{EndedRow, HeldGeneration, Why};
+use crate::cluster::roster::{HostPlace, JobSize};
+
+/// Hosts that come one after the other within this time begin together.
+const SETTLE: Duration = Duration::from_secs(2);
 
 /// The supervisors that have registered.
 #[derive(Debug)]
 pub struct Supervision {
-    hosts: Vec<Option<Supervisor>>,
+    pub size: JobSize,
+    /// In the order of their processes.
+    hosts: Vec<Supervisor>,
+    num_arrived: u64,
+    /// When a host came, or came back.
+    changed: Duration,
+}
+
+/// Why the processes of a generation should stop after the same step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostChange {
+    /// Others go on: why.
+    Other(String),
+    /// These hosts leave, and the others are too few.
+    TooFew(String),
 }
 
 /// A supervisor that has registered.
 #[derive(Debug)]
 pub struct Supervisor {
+    /// Equal in all sessions of a supervisor.
+    pub id: u64,
     pub session: u64,
-    /// Equal in all sessions in which it has asked to register, until it had an answer.
-    attempt: u64,
     pub host: String,
-    pub first_process: usize,
+    pub num_local: usize,
+    /// The index that a launcher gave it.
+    pub host_index: Option<u32>,
     pub last_seen: Duration,
-    /// Which of its processes of this generation have ended.
-    has_ended: Vec<bool>,
-    /// It is silent. It may come back, or another may take its place.
-    is_lost: bool,
     /// The first directive that concerns it: those before were given before it registered.
-    first_directive: usize,
+    pub first_directive: usize,
     /// How many directives it has received since.
     num_known: usize,
-    /// The generation that it has started for a coordinator before this one.
-    generation: u64,
-    /// Of its processes of that generation, those that have ended in good order.
-    ended: Vec<EndedRow>,
+    /// Its number among those that have registered.
+    arrival: u64,
+    /// It is silent. It may come back, or another may take its place.
+    is_lost: bool,
+    /// It leaves the job when its processes have ended.
+    is_leaving: bool,
+    /// Its place in the generation that started last, if it has one.
+    place: Option<HostPlace>,
+    /// Which of its processes of this generation have ended.
+    has_ended: Vec<bool>,
+    /// What it has started for a coordinator before this one.
+    held: HeldGeneration,
 }
 
 impl Supervisor {
-    /// The supervisor of `num_local` processes from `first_process` on, none of which runs.
-    /// Directives from `first_directive` on concern it.
+    /// A supervisor of `num_local` processes, none of which runs. Directives from `first_directive`
+    /// on concern it.
     pub fn new(
-        (session, attempt): (u64, u64),
-        host: String,
-        (first_process, num_local): (usize, usize),
+        (id, session): (u64, u64),
+        (host, host_index): (String, Option<u32>),
+        num_local: usize,
         first_directive: usize,
         now: Duration,
     ) -> Self {
-        let has_ended = vec![true; num_local];
         Self {
+            id,
             session,
-            attempt,
             host,
-            first_process,
+            num_local,
+            host_index,
             last_seen: now,
-            has_ended,
-            is_lost: false,
             first_directive,
             num_known: 0,
-            generation: 0,
-            ended: vec![],
+            arrival: 0,
+            is_lost: false,
+            is_leaving: false,
+            place: None,
+            has_ended: vec![true; num_local],
+            held: HeldGeneration::default(),
         }
     }
 
-    /// What it says of the generation that it has started last.
-    pub fn hold(&mut self, generation: u64, running: &[u32], ended: &[EndedRow]) {
-        self.generation = generation;
-        self.ended = ended.to_vec();
-        for (process, has_ended) in (self.first_process..).zip(&mut self.has_ended) {
-            *has_ended = !running.iter().any(|running| *running as usize == process);
+    /// What it has started for a coordinator before this one.
+    pub fn hold(&mut self, held: HeldGeneration) {
+        if held.generation == 0 {
+            return;
         }
+        let place = HostPlace {
+            first_process: held.first_process as usize,
+            num_processes: held.num_processes as usize,
+            num_hosts: 0,
+        };
+        self.place = Some(place);
+        for (process, has_ended) in (place.first_process..).zip(&mut self.has_ended) {
+            *has_ended = !held.running.iter().any(|running| *running as usize == process);
+        }
+        self.held = held;
     }
 
-    fn processes(&self) -> std::ops::Range<usize> {
-        self.first_process..self.first_process + self.has_ended.len()
+    fn processes(&self) -> Range<usize> {
+        self.place.map_or(0..0, |place| place.first_process..place.first_process + self.num_local)
+    }
+
+    fn is_there(&self) -> bool {
+        !self.is_lost
+    }
+
+    /// `true` if it can have a place in the next generation.
+    fn can_take_part(&self) -> bool {
+        !self.is_lost && !self.is_leaving
+    }
+
+    /// "b (processes 2 and 3)": several hosts may have one name.
+    fn name(&self) -> String {
+        let Range { start, end } = self.processes();
+        match end - start {
+            0 => self.host.clone(),
+            1 => format!("{} (process {start})", self.host),
+            _ => format!("{} (processes {start} to {})", self.host, end - 1),
+        }
     }
 }
 
 impl Supervision {
     /// Nobody has registered.
-    pub fn new(num_hosts: usize) -> Self {
-        Self { hosts: (0..num_hosts).map(|_| None).collect() }
+    pub fn new(size: JobSize) -> Self {
+        Self { size, hosts: vec![], num_arrived: 0, changed: Duration::ZERO }
     }
 
-    /// Adds a supervisor.
+    /// Adds a supervisor that has not registered before.
     ///
     /// # Errors
-    /// Why, and a text: it contradicts the job, or its place is occupied.
-    pub fn register(
-        &mut self,
-        host_index: usize,
-        num_hosts: usize,
-        num_processes: usize,
-        supervisor: Supervisor,
-    ) -> Result<(), (Why, String)> {
+    /// Why, and a text: the job has no place for it.
+    pub fn register(&mut self, mut supervisor: Supervisor) -> Result<(), (Why, String)> {
         let host = &supervisor.host;
-        let invalid = |text| Err((Why::Invalid, text));
-        if num_hosts != self.hosts.len() || host_index >= num_hosts {
-            return invalid(format!(
-                "the supervisor on {host} is number {host_index} of {num_hosts}, but the job has \
-                 {}; start all with the same list of hosts",
-                counted(self.hosts.len(), "host")
-            ));
+        if supervisor.num_local == 0 || supervisor.num_local > self.size.full_processes {
+            let text = format!(
+                "the supervisor on {host} has {}, the job has {}",
+                counted(supervisor.num_local, "process"),
+                self.size.full_processes
+            );
+            return Err((Why::Invalid, text));
         }
-        let own = supervisor.processes();
-        if own.is_empty() || own.end > num_processes {
-            return invalid(format!(
-                "the supervisor on {host} has processes {own:?} of {num_processes}; start all with \
-                 the same number of processes"
-            ));
-        }
-        for (index, other) in self.hosts.iter_mut().enumerate() {
-            let Some(other) = other else { continue };
-            if index == host_index {
-                if other.attempt == supervisor.attempt && !other.is_lost {
-                    // Its answer was lost with the session.
-                    other.session = supervisor.session;
-                    return Ok(());
-                }
-                if other.is_lost {
-                    continue;
-                }
+        if self.hosts.len() >= self.size.max_hosts + self.size.num_spares {
+            let Some(lost) = self.hosts.iter().position(|host| host.is_lost) else {
+                let hosts: Vec<_> = self.hosts.iter().map(|host| host.host.as_str()).collect();
                 let text = format!(
-                    "the supervisor on {host} cannot register: host {host_index} is {} already",
-                    other.host
+                    "the supervisor on {host} is not needed: the job has its {} ({})",
+                    counted(hosts.len(), "host"),
+                    hosts.join(", ")
                 );
                 return Err((Why::Occupied, text));
-            }
-            let theirs = other.processes();
-            if own.start < theirs.end && theirs.start < own.end {
-                return invalid(format!(
-                    "the supervisors on {host} and {} both have some of the processes {own:?} and \
-                     {theirs:?}",
-                    other.host
-                ));
-            }
+            };
+            self.hosts.remove(lost);
         }
-        self.hosts[host_index] = Some(supervisor);
-        let num_local: usize = self.registered().map(|other| other.has_ended.len()).sum();
-        if self.hosts.iter().all(Option::is_some) && num_local != num_processes {
-            return invalid(format!(
-                "all supervisors together have {}, but the job has {num_processes}",
-                counted(num_local, "process")
-            ));
-        }
+        self.num_arrived += 1;
+        supervisor.arrival = self.num_arrived;
+        self.changed = supervisor.last_seen;
+        self.hosts.push(supervisor);
+        self.hosts.sort_by_key(|host| (host.host_index.unwrap_or(u32::MAX), host.arrival));
         Ok(())
     }
 
-    /// The newest generation that a supervisor has started, and the processes of it that have ended
-    /// in good order. Processes of others do not run.
-    pub fn take_over(&mut self) -> Option<(u64, Vec<EndedRow>)> {
-        let newest = self.registered().map(|host| host.generation).max();
-        let newest = newest.filter(|generation| *generation > 0)?;
-        let mut ended = vec![];
-        for host in self.hosts.iter_mut().flatten() {
-            match host.generation == newest {
-                true => ended.append(&mut host.ended),
-                false => host.has_ended.fill(true),
+    /// A supervisor that has registered before does so in another session. `newest` is the
+    /// generation that started last. Returns its processes of that generation that ran, and do not
+    /// any more; `None` if it has not registered before.
+    pub fn register_again(
+        &mut self,
+        supervisor: &Supervisor,
+        held: &HeldGeneration,
+        newest: u64,
+    ) -> Option<Vec<usize>> {
+        let host = self.hosts.iter_mut().find(|host| host.id == supervisor.id)?;
+        host.session = supervisor.session;
+        host.last_seen = supervisor.last_seen;
+        host.first_directive = supervisor.first_directive;
+        host.num_known = 0;
+        if std::mem::take(&mut host.is_lost) {
+            self.changed = supervisor.last_seen;
+        }
+        let mut vanished = vec![];
+        if held.generation == newest {
+            let is_known = |process: usize| {
+                held.running.iter().any(|running| *running as usize == process)
+                    || held.ended.iter().any(|ended| ended.process_index as usize == process)
+            };
+            for (process, has_ended) in host.processes().zip(&mut host.has_ended) {
+                if !*has_ended && !is_known(process) {
+                    *has_ended = true;
+                    vanished.push(process);
+                }
             }
         }
-        Some((newest, ended))
+        Some(vanished)
     }
 
-    /// `true` if all have registered, and none is lost.
-    pub fn is_complete(&self) -> bool {
-        self.hosts.iter().all(|host| host.as_ref().is_some_and(|host| !host.is_lost))
+    /// The newest generation that a supervisor has started for a coordinator before this one, its
+    /// number of processes, and those of them that have ended in good order. Processes of others do
+    /// not run. `None` while more supervisors of it may come: until all its processes are known, all
+    /// hosts are there, or `is_late`.
+    pub fn take_over(&mut self, is_late: bool) -> Option<(u64, usize, Vec<EndedRow>)> {
+        let newest = self.hosts.iter().max_by_key(|host| host.held.generation)?;
+        let (generation, num_processes) =
+            (newest.held.generation, newest.held.num_processes as usize);
+        let of_it = self.hosts.iter().filter(|host| host.held.generation == generation);
+        let num_known: usize = of_it.map(|host| host.num_local).sum();
+        let are_all_there = self.hosts.len() >= self.size.max_hosts;
+        if generation == 0 || num_known < num_processes && !are_all_there && !is_late {
+            return None;
+        }
+        let mut ended = vec![];
+        for host in &mut self.hosts {
+            match host.held.generation == generation {
+                true => ended.append(&mut host.held.ended),
+                false => {
+                    host.has_ended.fill(true);
+                    host.place = None;
+                }
+            }
+        }
+        Some((generation, num_processes, ended))
     }
 
-    /// Who has not registered, in words.
+    /// `true` if the hosts that are there are enough for a generation and no more are waited for.
+    pub fn can_start(&self, now: Duration) -> bool {
+        let num_used = self.num_used();
+        num_used.is_some_and(|number| number == self.size.max_hosts || now >= self.changed + SETTLE)
+    }
+
+    /// What the processes of the generation should do because of hosts that have come or leave.
+    pub fn change(&self, now: Duration) -> Option<HostChange> {
+        let has_place = self.hosts.iter().filter(|host| host.place.is_some());
+        let number = has_place.clone().count();
+        let names = |hosts: Vec<&Supervisor>| -> String {
+            let names: Vec<_> = hosts.iter().map(|host| host.host.as_str()).collect();
+            names.join(", ")
+        };
+        let leaving: Vec<_> = has_place.clone().filter(|host| host.is_leaving).collect();
+        let possible = self.num_used();
+        if !leaving.is_empty() {
+            let leaving = names(leaving);
+            return Some(possible.map_or(HostChange::TooFew(leaving.clone()), |_| {
+                HostChange::Other(format!("{leaving} leaves"))
+            }));
+        }
+        let has_settled = now >= self.changed + SETTLE;
+        let can_grow = possible.is_some_and(|possible| possible > number)
+            && has_place.clone().all(Supervisor::is_there);
+        let waiting = self.hosts.iter().filter(|host| host.place.is_none());
+        (has_settled && can_grow)
+            .then(|| HostChange::Other(format!("{} has come", names(waiting.collect()))))
+    }
+
+    /// A host leaves.
+    pub fn leaves(&mut self, session: u64) {
+        for host in self.hosts.iter_mut().filter(|host| host.session == session) {
+            host.is_leaving = true;
+        }
+    }
+
+    /// `true` if hosts that leave are the reason why no generation can start.
+    pub fn are_leaving(&self) -> bool {
+        self.num_used().is_none() && self.hosts.iter().any(|host| host.is_leaving)
+    }
+
+    /// Hosts of the next generation.
+    fn num_used(&self) -> Option<usize> {
+        let hosts = self.hosts.iter().filter(|host| host.can_take_part());
+        let hosts: Vec<_> = hosts.map(|host| host.num_local).collect();
+        self.size.num_used(&hosts)
+    }
+
+    fn there(&self) -> impl Iterator<Item = &Supervisor> {
+        self.hosts.iter().filter(|host| host.is_there())
+    }
+
+    /// A generation starts, with all its processes. Returns the number of them.
+    pub fn start(&mut self) -> usize {
+        let num_hosts = self.num_used().unwrap_or(0);
+        // One that comes back later registers again.
+        self.hosts.retain(Supervisor::can_take_part);
+        let num_processes = self.hosts.iter().take(num_hosts).map(|host| host.num_local).sum();
+        let mut first_process = 0;
+        for (index, host) in self.hosts.iter_mut().enumerate() {
+            let is_used = index < num_hosts;
+            host.place = is_used.then_some(HostPlace { first_process, num_processes, num_hosts });
+            host.has_ended.fill(!is_used);
+            first_process += host.num_local;
+        }
+        num_processes
+    }
+
+    /// The names of the hosts of the generation, and of those that wait.
+    pub fn describe(&self) -> String {
+        let names = |is_used: bool| -> Vec<_> {
+            let hosts = self.hosts.iter().filter(move |host| host.place.is_some() == is_used);
+            hosts.map(|host| host.host.as_str()).collect()
+        };
+        let (used, waiting) = (names(true), names(false));
+        let waiting = match &waiting[..] {
+            [] => String::new(),
+            waiting => {
+                format!("; {} waits: {}", counted(waiting.len(), "host"), waiting.join(", "))
+            }
+        };
+        format!("{}{waiting}", counted(used.len(), "host"))
+    }
+
+    /// Who is there, and how many are missing, in words.
     pub fn missing(&self) -> String {
-        let name = |(index, host): (usize, &Option<Supervisor>)| match host {
-            Some(host) if host.is_lost => Some(format!("{index} ({})", host.host)),
-            Some(_) => None,
-            None => Some(index.to_string()),
+        let names = |is_lost| -> Vec<_> {
+            let hosts = self.hosts.iter().filter(move |host| host.is_lost == is_lost);
+            hosts.map(|host| host.host.as_str()).collect()
         };
-        let missing: Vec<_> = self.hosts.iter().enumerate().filter_map(name).collect();
-        let there = self.registered().filter(|host| !host.is_lost);
-        let registered: Vec<_> = there.map(|host| host.host.as_str()).collect();
-        let registered = match &registered[..] {
-            [] => "none".to_owned(),
-            hosts => hosts.join(", "),
+        let (there, lost) = (names(false), names(true));
+        let least = self.size.min_hosts.max(1);
+        let number = there.len();
+        let mut text = match number < least {
+            true => format!("{number} of {} {}", counted(least, "host"), are_there(number)),
+            false => {
+                let multiple = self.size.multiple_of;
+                format!(
+                    "{} {}, but the mesh needs a multiple of {multiple} processes",
+                    counted(number, "host"),
+                    are_there(number)
+                )
+            }
         };
-        format!("missing: host {}; registered: {registered}", missing.join(", "))
+        for (what, hosts) in [(": ", there), ("; not heard of: ", lost)] {
+            if !hosts.is_empty() {
+                text = format!("{text}{what}{}", hosts.join(", "));
+            }
+        }
+        text
     }
 
     /// A sign of life of a supervisor. Returns its host if it was lost.
     pub fn seen(&mut self, session: u64, now: Duration) -> Option<String> {
-        let mut hosts = self.hosts.iter_mut().flatten();
-        let host = hosts.find(|host| host.session == session)?;
+        let host = self.hosts.iter_mut().find(|host| host.session == session)?;
         host.last_seen = now;
-        std::mem::take(&mut host.is_lost).then(|| host.host.clone())
-    }
-
-    /// A generation starts: all its processes run.
-    pub fn start(&mut self) {
-        for host in self.hosts.iter_mut().flatten() {
-            host.has_ended.fill(false);
+        if !std::mem::take(&mut host.is_lost) {
+            return None;
         }
+        self.changed = now;
+        Some(host.host.clone())
     }
 
     /// A process has ended. `false` if it is not one of this supervisor, or was known to have
     /// ended.
     pub fn child_ended(&mut self, session: u64, process_index: usize) -> bool {
-        let mut hosts = self.hosts.iter_mut().flatten();
+        let mut hosts = self.hosts.iter_mut();
         let Some(host) = hosts.find(|host| host.session == session) else { return false };
-        let local = process_index.checked_sub(host.first_process);
+        let local = process_index.checked_sub(host.processes().start);
         match local.and_then(|local| host.has_ended.get_mut(local)) {
             Some(has_ended) => !std::mem::replace(has_ended, true),
             None => false,
@@ -211,7 +367,7 @@ impl Supervision {
 
     /// `true` when all processes have ended, those of lost supervisors included.
     pub fn all_ended(&self) -> bool {
-        self.registered().all(|host| host.is_lost || host.has_ended.iter().all(|ended| *ended))
+        self.there().all(|host| host.has_ended.iter().all(|ended| *ended))
     }
 
     /// Processes that have not ended, with their host.
@@ -224,7 +380,7 @@ impl Supervision {
                 .map(|(process, _)| (process, name.clone()))
                 .collect()
         };
-        self.registered().flat_map(running).collect()
+        self.hosts.iter().flat_map(running).collect()
     }
 
     /// Hosts whose supervisor was not heard of since `dead_after` before `now`, each named once,
@@ -234,104 +390,51 @@ impl Supervision {
         now: Duration,
         dead_after: Duration,
     ) -> Vec<(String, Vec<usize>)> {
-        let mut silent = Vec::new();
-        for (index, host) in self.hosts.iter_mut().enumerate() {
-            let Some(host) = host else { continue };
-            if !host.is_lost && now.saturating_sub(host.last_seen) > dead_after {
+        self.take_lost(|host| now.saturating_sub(host.last_seen) > dead_after)
+    }
+
+    /// Hosts that have not received all directives, if the others are enough for a generation.
+    pub fn take_deaf(&mut self, num_directives: usize) -> Vec<String> {
+        let hears = |host: &Supervisor| host.first_directive + host.num_known >= num_directives;
+        let hearing = self.hosts.iter().filter(|host| host.can_take_part() && hears(host));
+        let hearing: Vec<_> = hearing.map(|host| host.num_local).collect();
+        if self.size.num_used(&hearing).is_none() {
+            return vec![];
+        }
+        let lost = self.take_lost(|host| !hears(host));
+        lost.into_iter().map(|(name, _)| name).collect()
+    }
+
+    fn take_lost(&mut self, is_lost: impl Fn(&Supervisor) -> bool) -> Vec<(String, Vec<usize>)> {
+        let mut lost = Vec::new();
+        for host in self.hosts.iter_mut().filter(|host| host.is_there()) {
+            if is_lost(host) {
                 host.is_lost = true;
-                // Several hosts may have one name.
-                let name = format!("{} (--host-index {index})", host.host);
-                silent.push((name, host.processes().collect()));
+                lost.push((host.name(), host.processes().collect()));
             }
         }
-        silent
+        lost
     }
 
     /// A supervisor has received the first `num_known` directives.
     pub fn knows(&mut self, session: u64, num_known: usize) {
-        for host in self.hosts.iter_mut().flatten().filter(|host| host.session == session) {
+        for host in self.hosts.iter_mut().filter(|host| host.session == session) {
             host.num_known = num_known;
         }
     }
 
-    /// The first directive that concerns the supervisor of this session.
-    pub fn first_directive(&self, session: u64) -> Option<usize> {
-        let mut registered = self.registered();
-        registered.find(|host| host.session == session).map(|host| host.first_directive)
+    /// The first directive that concerns the supervisor of this session, and its place.
+    pub fn directed(&self, session: u64) -> Option<(usize, Option<HostPlace>)> {
+        let host = self.hosts.iter().find(|host| host.session == session)?;
+        Some((host.first_directive, host.place))
     }
 
     /// `true` when all supervisors that are not lost have received `num_directives` directives.
     pub fn all_know(&self, num_directives: usize) -> bool {
-        let knows = |host: &Supervisor| host.first_directive + host.num_known >= num_directives;
-        self.registered().all(|host| host.is_lost || knows(host))
-    }
-
-    fn registered(&self) -> impl Iterator<Item = &Supervisor> {
-        self.hosts.iter().flatten()
+        self.there().all(|host| host.first_directive + host.num_known >= num_directives)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn supervisor(session: u64, first_process: usize, num_local: usize) -> Supervisor {
-        let host = format!("host{session}");
-        let who = (session, session);
-        Supervisor::new(who, host, (first_process, num_local), 0, Duration::ZERO)
-    }
-
-    #[test]
-    fn processes_are_divided_among_hosts() {
-        let mut hosts = Supervision::new(2);
-        assert_eq!(hosts.missing(), "missing: host 0, 1; registered: none");
-        hosts.register(1, 2, 4, supervisor(1, 2, 2)).unwrap();
-        hosts.register(1, 2, 4, supervisor(1, 2, 2)).unwrap();
-        // Its answer was lost, and it asks again in another session.
-        hosts.register(1, 2, 4, Supervisor { session: 9, ..supervisor(1, 2, 2) }).unwrap();
-        assert_eq!(hosts.first_directive(9), Some(0));
-        assert_eq!(hosts.missing(), "missing: host 0; registered: host1");
-        for (index, num_hosts, other, expected) in [
-            (0, 3, supervisor(2, 0, 2), "is number 0 of 3, but the job has 2 hosts"),
-            (1, 2, supervisor(2, 0, 2), "host 1 is host1 already"),
-            (0, 2, supervisor(2, 0, 3), "both have some of the processes 0..3 and 2..4"),
-            (0, 2, supervisor(2, 3, 2), "has processes 3..5 of 4"),
-        ] {
-            let (_, error) = hosts.register(index, num_hosts, 4, other).unwrap_err();
-            assert!(error.contains(expected), "{error}");
-        }
-        assert!(!hosts.is_complete());
-        let (_, error) = hosts.register(0, 2, 4, supervisor(0, 0, 1)).unwrap_err();
-        assert!(error.contains("together have 3 processes, but the job has 4"), "{error}");
-    }
-
-    #[test]
-    fn children_end_once_and_only_by_their_supervisor() {
-        let mut hosts = Supervision::new(2);
-        hosts.register(0, 2, 3, supervisor(0, 0, 1)).unwrap();
-        hosts.register(1, 2, 3, supervisor(1, 1, 2)).unwrap();
-        assert!(hosts.all_ended(), "nothing was started");
-        hosts.start();
-        assert!(!hosts.child_ended(0, 1));
-        assert!(hosts.child_ended(1, 1));
-        assert!(!hosts.child_ended(1, 1));
-        assert!(hosts.child_ended(1, 2));
-        assert_eq!(hosts.running(), [(0, "host0".to_owned())]);
-        let second = Duration::from_secs(1);
-        hosts.seen(1, 9 * second);
-        let silent = hosts.take_silent(11 * second, 10 * second);
-        assert_eq!(silent, [("host0 (--host-index 0)".to_owned(), vec![0])]);
-        assert_eq!(hosts.take_silent(11 * second, 10 * second), []);
-        assert!(hosts.all_ended());
-        // It comes back: its process may still run.
-        assert_eq!(hosts.missing(), "missing: host 0 (host0); registered: host1");
-        assert_eq!(hosts.seen(0, 12 * second), Some("host0".to_owned()));
-        assert!(hosts.is_complete() && !hosts.all_ended());
-        // Another takes its place when it is lost again.
-        assert!(hosts.register(0, 2, 3, supervisor(7, 0, 1)).is_err());
-        assert_eq!(hosts.take_silent(30 * second, 10 * second).len(), 2);
-        hosts.register(0, 2, 3, supervisor(7, 0, 1)).unwrap();
-        assert_eq!(hosts.seen(0, 30 * second), None);
-        assert!(!hosts.is_complete());
-    }
+fn are_there(number: usize) -> &'static str {
+    if number == 1 { "is there" } else { "are there" }
 }

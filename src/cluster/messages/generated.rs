@@ -279,31 +279,56 @@ pub struct Extend {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Register {
-    #[prost(uint32, tag = "1")]
-    pub host_index: u32,
-    #[prost(uint32, tag = "2")]
-    pub num_hosts: u32,
+    /// A random number, the same in all sessions of a supervisor.
+    #[prost(fixed64, tag = "1")]
+    pub supervisor: u64,
+    /// How large the job may be. The first supervisor says it, the others must agree.
+    #[prost(message, optional, tag = "2")]
+    pub size: ::core::option::Option<SizeRow>,
     #[prost(string, tag = "3")]
     pub host: ::prost::alloc::string::String,
+    /// Number of its processes in a generation.
+    #[prost(uint32, tag = "4")]
+    pub num_local: u32,
+    /// Its index among the hosts, if a launcher has given it one: the order of hosts follows it.
+    #[prost(uint32, optional, tag = "5")]
+    pub host_index: ::core::option::Option<u32>,
+    /// What it has started last, in an earlier session.
+    #[prost(message, optional, tag = "6")]
+    pub held: ::core::option::Option<HeldGeneration>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SizeRow {
+    #[prost(uint32, tag = "1")]
+    pub min_hosts: u32,
+    #[prost(uint32, tag = "2")]
+    pub max_hosts: u32,
+    /// Hosts beyond `max_hosts` that wait for one to be lost.
+    #[prost(uint32, tag = "3")]
+    pub num_spares: u32,
+    /// Processes of `max_hosts` hosts.
+    #[prost(uint32, tag = "4")]
+    pub full_processes: u32,
+    /// The number of processes must be a multiple of it.
+    #[prost(uint32, tag = "5")]
+    pub multiple_of: u32,
+}
+/// What a supervisor has started, for a coordinator that was started again.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct HeldGeneration {
+    #[prost(uint64, tag = "1")]
+    pub generation: u64,
+    /// Its processes that have not ended.
+    #[prost(uint32, repeated, tag = "2")]
+    pub running: ::prost::alloc::vec::Vec<u32>,
+    /// Those that have ended in good order.
+    #[prost(message, repeated, tag = "3")]
+    pub ended: ::prost::alloc::vec::Vec<EndedRow>,
+    /// Its first process, and the number of processes on all hosts.
     #[prost(uint32, tag = "4")]
     pub first_process: u32,
     #[prost(uint32, tag = "5")]
-    pub num_local: u32,
-    /// Of those who ask again in another session, because the answer was lost, all have this
-    /// number.
-    #[prost(uint64, tag = "6")]
-    pub attempt: u64,
-    #[prost(uint32, tag = "7")]
     pub num_processes: u32,
-    /// The generation that it has started last, in an earlier session; 0 for none.
-    #[prost(uint64, tag = "8")]
-    pub generation: u64,
-    /// Its processes of that generation that have not ended.
-    #[prost(uint32, repeated, tag = "9")]
-    pub running: ::prost::alloc::vec::Vec<u32>,
-    /// Those that have ended in good order.
-    #[prost(message, repeated, tag = "10")]
-    pub ended: ::prost::alloc::vec::Vec<EndedRow>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndedRow {
@@ -335,6 +360,9 @@ pub struct AskDirectives {
 pub struct GiveUp {
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
+    /// Only this host leaves the job, which goes on without it if it can.
+    #[prost(bool, tag = "2")]
+    pub is_for_this_host: bool,
 }
 /// A supervisor belongs to the job.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -473,13 +501,35 @@ pub struct DirectiveRow {
 pub mod directive_row {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Kind {
-        #[prost(uint64, tag = "1")]
-        Start(u64),
+        #[prost(message, tag = "1")]
+        Start(super::StartProcesses),
         #[prost(message, tag = "2")]
         Kill(super::Kill),
         #[prost(message, tag = "3")]
         End(super::JobEnd),
     }
+}
+/// A generation starts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StartProcesses {
+    #[prost(uint64, tag = "1")]
+    pub generation: u64,
+    /// The place of the host. Absent if the generation does without it.
+    #[prost(message, optional, tag = "2")]
+    pub place: ::core::option::Option<PlaceRow>,
+    /// Processes of a job with all its hosts.
+    #[prost(uint32, tag = "3")]
+    pub full_processes: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PlaceRow {
+    #[prost(uint32, tag = "1")]
+    pub first_process: u32,
+    /// On all hosts.
+    #[prost(uint32, tag = "2")]
+    pub num_processes: u32,
+    #[prost(uint32, tag = "3")]
+    pub num_hosts: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Kill {

@@ -11,6 +11,7 @@ use super::{Error, PATIENCE, POLL, block, lock, result, unexpected};
 use crate::cluster::awake;
 use crate::cluster::members::Directive;
 use crate::cluster::messages::{self as wire, Ask, Reply};
+use crate::cluster::roster::{HostPlace, JobSize, index};
 use crate::cluster::watchdog::lengthened;
 
 /// Time between two attempts to register.
@@ -23,22 +24,18 @@ const ANSWER: Duration = Duration::from_secs(3);
 pub struct SupervisorOptions {
     /// The coordinator.
     pub contact: Contact,
-    /// Index of this host.
-    pub host_index: usize,
-    /// Number of hosts.
-    pub num_hosts: usize,
+    /// A random number, the same in all sessions of this supervisor.
+    pub id: u64,
+    /// How large the job may be.
+    pub size: JobSize,
     /// Name of this host.
     pub host: String,
-    /// Index of its first process.
-    pub first_process: usize,
-    /// Number of its processes.
+    /// Its index, if a launcher has given it one: the order of hosts follows it.
+    pub host_index: Option<usize>,
+    /// Number of its processes in a generation.
     pub num_local: usize,
-    /// Number of processes on all hosts.
-    pub num_processes: usize,
     /// What it has started in a session before.
     pub held: HeldProcesses,
-    /// A random number, the same for all tries until one is answered.
-    pub attempt: u64,
     /// The coordinator must answer within this time.
     pub deadline: Duration,
 }
@@ -48,6 +45,8 @@ pub struct SupervisorOptions {
 pub struct HeldProcesses {
     /// The generation that was started last; 0 for none.
     pub generation: u64,
+    /// The place of this host in it.
+    pub place: Option<HostPlace>,
     /// Those that have not ended.
     pub running: Vec<usize>,
     /// Those that have ended in good order, with their exit code.
@@ -76,23 +75,24 @@ impl SupervisorSession {
     /// If nobody answers, or this supervisor contradicts the job.
     pub fn register(options: SupervisorOptions) -> Result<Self, Error> {
         let (connection, patience) = block(async move {
-            let index = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
             let ended = |&(process, exit_code): &(usize, i32)| wire::EndedRow {
                 process_index: index(process),
                 exit_code,
             };
             let held = &options.held;
             let ask = Ask::Register(wire::Register {
-                host_index: index(options.host_index),
-                num_hosts: index(options.num_hosts),
+                supervisor: options.id,
+                size: Some(options.size.to_row()),
                 host: options.host,
-                first_process: index(options.first_process),
                 num_local: index(options.num_local),
-                attempt: options.attempt,
-                num_processes: index(options.num_processes),
-                generation: held.generation,
-                running: held.running.iter().map(|&process| index(process)).collect(),
-                ended: held.ended.iter().map(ended).collect(),
+                host_index: options.host_index.map(index),
+                held: held.place.map(|place| wire::HeldGeneration {
+                    generation: held.generation,
+                    running: held.running.iter().map(|&process| index(process)).collect(),
+                    ended: held.ended.iter().map(ended).collect(),
+                    first_process: index(place.first_process),
+                    num_processes: index(place.num_processes),
+                }),
             });
             let until = awake::now() + options.deadline;
             loop {
@@ -168,7 +168,17 @@ impl SupervisorSession {
     /// # Errors
     /// If the coordinator does not answer for 10 s or more.
     pub fn give_up(&self, reason: &str) -> Result<(), Error> {
-        let ask = wire::GiveUp { reason: reason.to_owned() };
+        let ask = wire::GiveUp { reason: reason.to_owned(), is_for_this_host: false };
+        self.ask(Ask::GiveUp(ask), Duration::ZERO).map(|_| ())
+    }
+
+    /// This host leaves the job, which goes on without it if enough others are there, and otherwise
+    /// ends as after a signal. Its processes end by themselves.
+    ///
+    /// # Errors
+    /// If the coordinator does not answer for 10 s or more.
+    pub fn leave(&self) -> Result<(), Error> {
+        let ask = wire::GiveUp { reason: String::new(), is_for_this_host: true };
         self.ask(Ask::GiveUp(ask), Duration::ZERO).map(|_| ())
     }
 

@@ -19,34 +19,40 @@ use self::resumption::Resumption;
 use super::horizon::Horizon;
 use super::membership::{Admission, JoinedProcess, Membership};
 use super::store::Store;
-use super::supervision::Supervision;
+use super::supervision::{HostChange, Supervision};
 use crate::cluster::members::{Directive, GenerationEnd, Peer};
 use crate::cluster::messages::{self as wire, GenerationRow, Reply, Why};
+use crate::cluster::roster::JobSize;
+use crate::cluster::wish::{INTERRUPTED, REGROUP, Wish};
 
 /// The wait before the second restart in a row without progress. It doubles with each.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
+const SIGTERM: u32 = 15;
+/// Supervisors hear of a failure within this time, or are not there.
+const HEAR_WITHIN: Duration = Duration::from_secs(1);
 /// Longer reasons are cut.
 const MAX_REASON_CHARS: usize = 4000;
 
 /// Numbers of processes and times.
 #[derive(Clone, Debug)]
 pub struct JobOptions {
+    /// Without supervisors.
     pub num_processes: usize,
     /// `None`: without supervisors.
-    pub num_hosts: Option<usize>,
+    pub size: Option<JobSize>,
     pub heartbeat: Duration,
     pub dead_after: Duration,
     /// A lost connection waits so long for a better explanation.
     pub grace: Duration,
-    /// All supervisors must register within this time.
+    /// Enough supervisors must register within this time.
     pub start_within: Duration,
     /// Processes that were told to end must have ended within this time.
     pub kill_within: Duration,
     /// In a row, without progress.
     pub max_restarts: usize,
     pub max_store_bytes: usize,
-    /// The first supervisor that registers says how many hosts and processes there are. After the
+    /// The first supervisor that registers says how large the job is. After the
     /// end of a job comes another one.
     pub is_standalone: bool,
     /// A random number, by which the members know that they still talk to the same coordinator.
@@ -85,6 +91,10 @@ pub struct JobState {
     stopped: Option<(Duration, Duration)>,
     /// When a standalone coordinator is free for another job.
     reopen_at: Option<Duration>,
+    /// What the processes were asked to do because of hosts that have come or leave.
+    last_change: Option<Wish>,
+    /// The processes have stopped for others: it is no failure.
+    is_regrouping: bool,
     changes: Vec<JobChange>,
 }
 
@@ -94,7 +104,7 @@ enum Stage {
     Idle,
     /// Supervisors register, or come back.
     Registering {
-        until: Duration,
+        since: Duration,
     },
     /// The next generation starts later.
     Waiting {
@@ -105,7 +115,7 @@ enum Stage {
     Running,
     /// The generation has failed, its processes are ended.
     Failed {
-        until: Duration,
+        since: Duration,
     },
     /// All processes have left, and now end by themselves.
     Finished {
@@ -151,9 +161,9 @@ pub enum JobChange {
 impl JobState {
     /// A job that starts when its supervisors have registered, or at once if there are none.
     pub fn new(options: JobOptions) -> Self {
-        let stage = match options.num_hosts {
+        let stage = match options.size {
             _ if options.is_standalone => Stage::Idle,
-            Some(_) => Stage::Registering { until: options.start_within },
+            Some(_) => Stage::Registering { since: Duration::ZERO },
             None => Stage::Forming,
         };
         Self {
@@ -166,7 +176,7 @@ impl JobState {
             resumption: Resumption::default(),
             was_taken_over: false,
             roles: HashMap::new(),
-            supervision: options.num_hosts.map(Supervision::new),
+            supervision: options.size.map(Supervision::new),
             directives: Vec::new(),
             history: Vec::new(),
             tentative: None,
@@ -178,6 +188,8 @@ impl JobState {
             has_progressed: false,
             stopped: None,
             reopen_at: None,
+            last_change: None,
+            is_regrouping: false,
             changes: Vec::new(),
             options,
         }
@@ -396,7 +408,7 @@ impl JobState {
         }
         let generation = self.generation;
         self.directives.push(Directive::Kill { generation, reason: end.reason });
-        self.stage = Stage::Failed { until: now + self.options.kill_within };
+        self.stage = Stage::Failed { since: now };
         self.after_children(now);
     }
 
@@ -437,21 +449,23 @@ impl JobState {
         self.find_silent_hosts(now);
         match self.stage {
             Stage::Ended if self.options.is_standalone => self.reopen(now),
-            Stage::Registering { until } if until <= now => {
+            Stage::Registering { since } if since + self.options.start_within <= now => {
                 let missing = self.supervision.as_ref().map(Supervision::missing);
                 let secs = self.options.start_within.as_secs();
                 let missing = missing.unwrap_or_default();
                 let text = match self.history.last() {
-                    Some(end) => format!(
-                        "{}; not all supervisors came back within {secs} s ({missing})",
-                        end.reason
-                    ),
-                    None => format!("not all supervisors registered within {secs} s ({missing})"),
+                    Some(end) => {
+                        format!(
+                            "{}; too few hosts came back within {secs} s ({missing})",
+                            end.reason
+                        )
+                    }
+                    None => format!("too few hosts have come within {secs} s ({missing})"),
                 };
                 self.end(false, text);
             }
             Stage::Waiting { until } if until <= now => self.start(),
-            Stage::Failed { until } if until <= now => {
+            Stage::Failed { since } if since + self.options.kill_within <= now => {
                 let reason = self.history.last().map_or("", |end| end.reason.as_str());
                 let text = format!("{reason}; {}", self.still_running());
                 self.end(false, text);
@@ -463,8 +477,46 @@ impl JobState {
                 self.directives.push(Directive::Kill { generation, reason });
                 self.end(true, self.outcome());
             }
+            Stage::Failed { since } if since + HEAR_WITHIN <= now => self.leave_out_the_deaf(now),
+            Stage::Registering { .. } => self.after_children(now),
+            Stage::Running => self.follow_hosts(now),
             _ => {}
         }
+    }
+
+    /// Hosts that have not heard that the generation has failed are not waited for, if the others
+    /// can go on without them.
+    fn leave_out_the_deaf(&mut self, now: Duration) {
+        let Some(supervision) = &mut self.supervision else { return };
+        let deaf = supervision.take_deaf(self.directives.len());
+        if !deaf.is_empty() {
+            let text = format!("no answer from {}; the job goes on without it", deaf.join(", "));
+            self.changes.push(JobChange::Note(text));
+            self.after_children(now);
+        }
+    }
+
+    /// All stop after the same step because hosts have come or leave, and start again with those
+    /// that are there then, if these are enough.
+    fn follow_hosts(&mut self, now: Duration) {
+        let change = self.supervision.as_ref().and_then(|hosts| hosts.change(now));
+        let (wish, why, then) = match change {
+            Some(HostChange::Other(why)) => (Wish::Regroup, why, "all start again then"),
+            Some(HostChange::TooFew(names)) => {
+                (Wish::Stop, format!("{names} leaves"), "the others are too few to go on")
+            }
+            None => return,
+        };
+        if self.last_change.replace(wish) == Some(wish) {
+            return;
+        }
+        if wish == Wish::Stop && self.signal == 0 {
+            self.signal = SIGTERM;
+        }
+        let event = self.horizon.wish(wish);
+        let steps = counted(event.step as usize, "step");
+        let text = format!("{why}; all save and stop after {steps}; {then}");
+        self.changes.push(JobChange::Note(text));
     }
 
     fn find_silent(&mut self, now: Duration) {
@@ -507,8 +559,7 @@ impl JobState {
             } else {
                 self.changes.push(JobChange::Note(reason));
                 if matches!(self.stage, Stage::Waiting { .. }) {
-                    let until = now + self.options.start_within;
-                    self.stage = Stage::Registering { until };
+                    self.stage = Stage::Registering { since: now };
                 }
                 self.after_children(now);
             }
@@ -535,7 +586,7 @@ impl JobState {
     fn reopen(&mut self, now: Duration) {
         let at = *self.reopen_at.get_or_insert(now + self.options.dead_after);
         if now >= at || self.all_were_told() {
-            let options = JobOptions { num_processes: 0, num_hosts: None, ..self.options.clone() };
+            let options = JobOptions { num_processes: 0, size: None, ..self.options.clone() };
             let changes = std::mem::take(&mut self.changes);
             *self = Self { changes, ..Self::new(options) };
         }
@@ -545,9 +596,11 @@ impl JobState {
     fn start(&mut self) {
         self.generation += 1;
         let generation = self.generation;
-        self.membership = Membership::new(self.options.num_processes);
+        let num_processes = self.supervision.as_mut().map_or(0, Supervision::start);
+        self.membership = Membership::new(num_processes);
         self.horizon = Horizon::default();
-        self.store = Store::new(self.options.num_processes, self.options.max_store_bytes);
+        self.store = Store::new(num_processes, self.options.max_store_bytes);
+        self.last_change = None;
         self.resumption = Resumption::default();
         self.victims.clear();
         self.has_progressed = false;
@@ -555,12 +608,15 @@ impl JobState {
             Role::Worker { generation: of, .. } => *of + 1 >= generation,
             Role::Supervisor => true,
         });
-        if let Some(supervision) = &mut self.supervision {
-            supervision.start();
-        }
         self.stage = Stage::Forming;
-        self.directives.push(Directive::Start { generation });
-        self.changes.push(JobChange::Note(format!("generation {generation} starts")));
+        let full_processes = self.options.size.map_or(0, |size| size.full_processes);
+        self.directives.push(Directive::Start { generation, place: None, full_processes });
+        let mut note = format!("generation {generation} starts");
+        let hosts = self.supervision.as_ref().filter(|hosts| hosts.size.is_elastic());
+        if let Some(hosts) = hosts {
+            note = format!("{note}: {} on {}", counted(num_processes, "process"), hosts.describe());
+        }
+        self.changes.push(JobChange::Note(note));
     }
 
     /// Continues if all processes have ended and that was waited for.
@@ -572,6 +628,16 @@ impl JobState {
             return;
         }
         match self.stage {
+            Stage::Finished { .. } if self.outcome() == REGROUP && !self.are_leaving() => {
+                self.num_restarts = 0;
+                self.is_regrouping = true;
+                self.stage = Stage::Registering { since: now };
+                self.start_when_possible(now);
+            }
+            Stage::Finished { .. } if self.outcome() == REGROUP => {
+                self.signal = SIGTERM;
+                self.end(true, INTERRUPTED.to_owned());
+            }
             Stage::Finished { .. } => self.end(true, self.outcome()),
             Stage::Forming if self.membership.is_empty() && !self.resumption.is_open() => {
                 self.end(true, "all processes ended without joining".to_owned());
@@ -584,20 +650,24 @@ impl JobState {
                 if self.is_final || self.num_restarts >= self.options.max_restarts {
                     return self.end(false, reason);
                 }
-                self.stage = Stage::Registering { until: now + self.options.start_within };
-                self.start_when_complete(now);
+                self.stage = Stage::Registering { since: now };
+                self.start_when_possible(now);
             }
-            Stage::Registering { .. } => self.start_when_complete(now),
+            Stage::Registering { .. } => self.start_when_possible(now),
             _ => {}
         }
     }
 
-    /// Starts a generation, the first one or another, if all supervisors are there.
-    fn start_when_complete(&mut self, now: Duration) {
-        if !self.supervision.as_ref().is_some_and(Supervision::is_complete) {
+    fn are_leaving(&self) -> bool {
+        self.supervision.as_ref().is_some_and(Supervision::are_leaving)
+    }
+
+    /// Starts a generation, the first one or another, if enough supervisors are there.
+    fn start_when_possible(&mut self, now: Duration) {
+        if !self.supervision.as_ref().is_some_and(|hosts| hosts.can_start(now)) {
             return;
         }
-        if self.generation > 0 {
+        if self.generation > 0 && !std::mem::take(&mut self.is_regrouping) {
             let until = now + backoff(self.num_restarts);
             self.num_restarts += 1;
             self.stage = Stage::Waiting { until };

@@ -11,12 +11,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{Failure, FailureKind, JobChange, JobState, Stage};
-use crate::cluster::coordinator::membership::list;
-use crate::cluster::coordinator::store::{HeldStore, StoreError};
+use crate::cluster::coordinator::membership::{Membership, list};
+use crate::cluster::coordinator::store::{HeldStore, Store, StoreError};
 use crate::cluster::coordinator::supervision::Supervision;
 use crate::cluster::members::GenerationEnd;
 use crate::cluster::messages::{self as wire, EndedRow, Reply, Why};
-use crate::cluster::wish::{AgreedWish, Wish};
+use crate::cluster::wish::{AgreedWish, INTERRUPTED, REGROUP, REGROUP_CODE, Wish};
 
 /// What the processes of a generation have told, until all have.
 #[derive(Debug, Default)]
@@ -38,13 +38,21 @@ impl Resumption {
 }
 
 impl JobState {
-    /// The supervisors are there, and some hold a generation that this coordinator did not start.
-    /// Takes it over. `false` if there is none.
+    /// Takes over a generation that this coordinator did not start, if supervisors hold one, and all
+    /// of them are there or were waited for. `false` if not.
     pub(super) fn take_over(&mut self, now: Duration) -> bool {
-        let supervision = self.supervision.as_mut().filter(|hosts| hosts.is_complete());
-        let Some(supervision) = supervision.filter(|_| self.generation == 0) else { return false };
-        let Some((generation, ended)) = supervision.take_over() else { return false };
+        let is_late = match self.stage {
+            Stage::Registering { since } => since + self.options.dead_after <= now,
+            _ => true,
+        };
+        let supervision = self.supervision.as_mut().filter(|_| self.generation == 0);
+        let Some(supervision) = supervision else { return false };
+        let Some((generation, num_processes, ended)) = supervision.take_over(is_late) else {
+            return false;
+        };
         self.generation = generation;
+        self.membership = Membership::new(num_processes);
+        self.store = Store::new(num_processes, self.options.max_store_bytes);
         self.stage = Stage::Forming;
         self.was_taken_over = true;
         self.resumption.until = Some(now + self.options.dead_after);
@@ -56,8 +64,7 @@ impl JobState {
             running.iter().any(|(running, _)| running == process)
                 || self.membership.member(*process).is_some()
         };
-        let missing: Vec<_> =
-            (0..self.options.num_processes).filter(|process| !is_there(process)).collect();
+        let missing: Vec<_> = (0..num_processes).filter(|process| !is_there(process)).collect();
         let what = "the coordinator was started again";
         if missing.is_empty() {
             self.changes.push(JobChange::Note(format!("{what}; generation {generation} goes on")));
@@ -73,7 +80,11 @@ impl JobState {
     /// A process of a generation that was taken over has ended before it could tell that it has
     /// left.
     pub(super) fn ended_well(&mut self, now: Duration, process_index: usize, exit_code: i32) {
-        let outcome = if exit_code == 0 { "done" } else { "interrupted" };
+        let outcome = match exit_code {
+            0 => "done",
+            code if code == i32::from(REGROUP_CODE) => REGROUP,
+            _ => INTERRUPTED,
+        };
         self.note_signal(exit_code);
         self.membership.left_before(process_index, outcome);
         self.changes.push(JobChange::Left { process_index });

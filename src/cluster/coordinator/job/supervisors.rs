@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use hlo::counted;
-
 use super::{Failure, FailureKind, JobChange, JobState, Role, Stage};
-use crate::cluster::coordinator::membership::Membership;
-use crate::cluster::coordinator::store::Store;
 use crate::cluster::coordinator::supervision::{Supervision, Supervisor};
 use crate::cluster::members::Directive;
 use crate::cluster::messages::{self as wire, Reply, Why};
+use crate::cluster::roster::JobSize;
+use crate::cluster::wish::ends_well;
 
 /// More are a mistake, or a stranger.
 const MAX_PROCESSES: usize = 1 << 17;
@@ -17,52 +15,83 @@ const MAX_PROCESSES: usize = 1 << 17;
 impl JobState {
     /// A supervisor registers, or asks again.
     pub fn register(&mut self, now: Duration, session: u64, ask: &wire::Register) -> Reply {
-        let (num_hosts, num_processes) = (ask.num_hosts as usize, ask.num_processes as usize);
+        let size = ask.size.as_ref().map_or(JobSize::fixed(0, 0), JobSize::from);
         if self.stage == Stage::Idle {
-            if num_processes > MAX_PROCESSES || num_hosts > num_processes {
+            let most = size.max_hosts.saturating_add(size.num_spares);
+            if size.full_processes > MAX_PROCESSES || most > MAX_PROCESSES || size.max_hosts == 0 {
                 return Reply::refused(Why::Invalid, "no job has so many processes or hosts");
             }
-            (self.options.num_processes, self.options.num_hosts) = (num_processes, Some(num_hosts));
-            self.stage = Stage::Registering { until: now + self.options.start_within };
-            self.membership = Membership::new(num_processes);
-            self.store = Store::new(num_processes, self.options.max_store_bytes);
-            self.supervision = Some(Supervision::new(num_hosts));
+            self.options.size = Some(size);
+            self.stage = Stage::Registering { since: now };
+            self.supervision = Some(Supervision::new(size));
         }
-        if num_processes != self.options.num_processes {
-            let text = format!(
-                "the supervisor on {} was started for {}, but the job has {}; start all with the \
-                 same --num-processes",
-                ask.host,
-                counted(num_processes, "process"),
-                self.options.num_processes
-            );
-            return Reply::refused(Why::Invalid, text);
-        }
-        let Some(supervision) = &mut self.supervision else {
+        let Some(supervision) = &self.supervision else {
             let text = "this job has no supervisors: process 0 started its coordinator";
             return Reply::refused(Why::Invalid, text);
         };
-        let (first, num_local) = (ask.first_process as usize, ask.num_local as usize);
-        if num_local > self.options.num_processes || first > self.options.num_processes {
-            return Reply::refused(Why::Invalid, "no such processes");
-        }
-        let first_directive = self.directives.len();
-        let (who, processes) = ((session, ask.attempt), (first, num_local));
-        let mut supervisor =
-            Supervisor::new(who, ask.host.clone(), processes, first_directive, now);
-        supervisor.hold(ask.generation, &ask.running, &ask.ended);
-        let host_index = ask.host_index as usize;
-        let registered = supervision.register(host_index, num_hosts, num_processes, supervisor);
-        if let Err((why, text)) = registered {
+        if size != supervision.size {
+            let text = format!(
+                "the supervisor on {} was started for {}, but the job has {}; start all with the \
+                 same",
+                ask.host,
+                size.describe(),
+                supervision.size.describe()
+            );
             let is_starting = self.generation == 0 && self.stage != Stage::Ended;
-            if is_starting && why != Why::Occupied {
+            if is_starting {
                 self.end(false, text.clone());
             }
-            return Reply::refused(why, text);
+            return Reply::refused(Why::Invalid, text);
+        }
+        let held = ask.held.clone().unwrap_or_default();
+        if held.num_processes as usize > MAX_PROCESSES {
+            return Reply::refused(Why::Invalid, "no job has so many processes");
+        }
+        let first_directive = self.first_directive(&held);
+        let (who, host) = ((ask.supervisor, session), (ask.host.clone(), ask.host_index));
+        let num_local = ask.num_local as usize;
+        let mut supervisor = Supervisor::new(who, host, num_local, first_directive, now);
+        let newest = self.generation;
+        let known = self
+            .supervision
+            .as_mut()
+            .and_then(|hosts| hosts.register_again(&supervisor, &held, newest));
+        match known {
+            Some(vanished) if !vanished.is_empty() => {
+                let reason = format!(
+                    "the supervisor on {} lost its session with the coordinator, and has ended its \
+                     processes",
+                    ask.host
+                );
+                let kind = FailureKind::FirstHand;
+                self.fail(now, Failure { processes: vanished, reason, kind });
+            }
+            Some(_) => {}
+            None => {
+                if newest == 0 {
+                    supervisor.hold(held);
+                } else if self.stage != Stage::Ended {
+                    supervisor.first_directive = self.directives.len();
+                }
+                let registered = self.supervision.as_mut().map(|hosts| hosts.register(supervisor));
+                if let Some(Err((why, text))) = registered {
+                    return Reply::refused(why, text);
+                }
+            }
         }
         self.roles.insert(session, Role::Supervisor);
         self.after_children(now);
         Reply::Registered(wire::Registered { dead_after_ms: wire::millis(self.options.dead_after) })
+    }
+
+    /// The first directive that concerns a supervisor which holds this: the start of the newest
+    /// generation, unless it has started that one already.
+    fn first_directive(&self, held: &wire::HeldGeneration) -> usize {
+        let is_start = |directive: &Directive| matches!(directive, Directive::Start { .. });
+        match self.directives.iter().rposition(is_start) {
+            Some(newest) if held.generation == self.generation => newest + 1,
+            newest => newest.unwrap_or(0),
+        }
     }
 
     /// `true` if the session is a supervisor: any call is a sign of life.
@@ -82,8 +111,8 @@ impl JobState {
             return;
         }
         self.note_signal(ended.exit_code.unwrap_or(1));
-        if let (false, Some(code @ (0 | 129 | 130 | 143))) =
-            (!self.resumption.is_open(), ended.exit_code)
+        if let Some(code) = ended.exit_code.filter(|code| ends_well(*code))
+            && self.resumption.is_open()
         {
             self.ended_well(now, process_index, code);
         }
@@ -142,6 +171,14 @@ impl JobState {
         }
     }
 
+    /// A host leaves the job. If it has processes, they stop after a step that all agree on.
+    pub fn host_leaves(&mut self, now: Duration, session: u64) {
+        if let Some(supervision) = &mut self.supervision {
+            supervision.leaves(session);
+            self.tick(now);
+        }
+    }
+
     /// A supervisor has received the first `num_known` directives.
     pub fn knows_directives(&mut self, session: u64, num_known: usize) {
         if let Some(supervision) = &mut self.supervision {
@@ -157,10 +194,21 @@ impl JobState {
     }
 
     /// What the supervisor of a session is to do, without the first `num_known`.
-    pub fn directives(&self, session: u64, num_known: usize) -> &[Directive] {
+    pub fn directives(&self, session: u64, num_known: usize) -> Vec<Directive> {
         let supervision = self.supervision.as_ref();
-        let first = supervision.and_then(|supervision| supervision.first_directive(session));
-        let known = first.map(|first| first.saturating_add(num_known));
-        known.and_then(|known| self.directives.get(known..)).unwrap_or_default()
+        let Some((first, own)) = supervision.and_then(|hosts| hosts.directed(session)) else {
+            return vec![];
+        };
+        let new = self.directives.get(first.saturating_add(num_known)..).unwrap_or_default();
+        let mut new = new.to_vec();
+        for directive in &mut new {
+            // A generation that is over needs no processes.
+            if let Directive::Start { generation, place, .. } = directive
+                && *generation == self.generation
+            {
+                *place = own;
+            }
+        }
+        new
     }
 }
