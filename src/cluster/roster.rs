@@ -46,6 +46,11 @@ impl JobSize {
         self.min_hosts < self.max_hosts
     }
 
+    /// `true` if a host can be done without, or another takes its place.
+    pub fn is_flexible(&self) -> bool {
+        self.is_elastic() || self.num_spares > 0
+    }
+
     /// The hosts of a generation, of those that are there, in order, with these numbers of
     /// processes each: the first of them, as many as may be. `None`: too few.
     pub fn num_used(&self, num_local: &[usize]) -> Option<usize> {

@@ -117,11 +117,11 @@ mod tests {
 
     fn config(mesh: &str, train: &str) -> Config {
         let text = format!(
-            "[model]\nname = \"mlp\"\nhidden = [8]\n[data]\nsource = \"digits\"\n[optimizer]\nname \
-             = \"sgd\"\n[schedule]\nname = \"constant\"\nbase_lr = 0.1\n[train]\nsteps = \
-             8\n{train}\n[mesh]\n{mesh}\n"
+            "[model]\nname = \"mlp\"\nhidden = [8]\n[data]\nsource = \"digits\"\npath = \
+             \"digits.csv\"\n[optimizer]\nname = \"sgd\"\n[schedule]\nname = \
+             \"constant\"\npeak = 0.1\n[train]\nsteps = 8\n{train}\n[mesh]\n{mesh}\n"
         );
-        text.parse().unwrap()
+        Config::parse(&text, "a.toml".as_ref(), &[]).unwrap()
     }
 
     #[test]

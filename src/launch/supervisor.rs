@@ -14,8 +14,8 @@ use super::worker::{Worker, WorkerCommand, WorkerEnd, describe};
 use super::{LaunchEnd, LaunchError, LaunchOptions, Requests, variable};
 use crate::cluster::{
     self, Contact, Coordinator, CoordinatorOptions, Directive, HeldProcesses, HostPlace,
-    INTERRUPTED, JobSize, Limits, Overseer, SupervisorOptions, SupervisorSession, Tls, TlsError,
-    awake, ends_well, host_name, random_bytes,
+    INTERRUPTED, Limits, Overseer, SupervisorOptions, SupervisorSession, Tls, TlsError, awake,
+    ends_well, host_name, random_bytes,
 };
 use crate::observe::say;
 
@@ -345,7 +345,7 @@ impl Supervisor<'_> {
         full_processes: usize,
     ) -> Result<(), LaunchError> {
         let Some(HostPlace { first_process, num_processes, .. }) = place else {
-            say(&format!("launch: generation {generation} does without this host, which waits"));
+            say(&format!("launch: generation {generation} runs without this host, which waits"));
             return Ok(());
         };
         let num_local = self.options.num_local;
@@ -426,10 +426,8 @@ impl Supervisor<'_> {
         if stop != self.forwarded && stop > 0 {
             self.forwarded = stop;
             // The job goes on without this host, unless its coordinator ends with it.
-            let JobSize { num_spares, .. } = self.options.size;
-            let is_elastic = self.options.size.is_elastic() || num_spares > 0;
             let is_for_this_host = stop == SIGTERM || self.workers.is_empty();
-            if is_elastic && is_for_this_host && self.overseen.is_none() {
+            if self.options.size.is_flexible() && is_for_this_host && self.overseen.is_none() {
                 self.is_leaving = true;
                 // A coordinator that does not answer is noticed by the session.
                 let _ = self.session.leave();

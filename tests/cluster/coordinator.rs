@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use lockstep::cluster::{
     AgreedWish, Cause, Contact, Coordinator, CoordinatorOptions, Directive, Error, HeldProcesses,
-    JobChange, JoinOptions, Phase, Report, Secret, Session, SlowPeer, StepTimes, SupervisorOptions,
-    SupervisorSession, Watcher, Wish,
+    HostPlace, JobChange, JobSize, JoinOptions, Phase, Report, Secret, Session, SlowPeer,
+    StepTimes, SupervisorOptions, SupervisorSession, Watcher, Wish,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -104,17 +104,14 @@ impl Cluster {
     }
 
     fn supervisor(&self, host_index: usize, num_hosts: usize) -> SupervisorOptions {
-        let num_local = self.num_processes / num_hosts;
         SupervisorOptions {
             contact: self.contact(),
-            host_index,
-            num_hosts,
+            id: host_index as u64,
+            size: JobSize::fixed(num_hosts, self.num_processes),
             host: format!("host{host_index}"),
-            first_process: host_index * num_local,
-            num_local,
-            num_processes: self.num_processes,
+            host_index: Some(host_index),
+            num_local: self.num_processes / num_hosts,
             held: HeldProcesses::default(),
-            attempt: host_index as u64,
             deadline: 5 * SECOND,
         }
     }
@@ -486,13 +483,19 @@ fn without_the_secret_there_is_no_answer() {
     assert_eq!(cluster.join_all().len(), 2);
 }
 
+/// A generation starts on hosts with a process each.
+fn start(generation: u64, first_process: usize, num_hosts: usize) -> Directive {
+    let place = Some(HostPlace { first_process, num_processes: num_hosts, num_hosts });
+    Directive::Start { generation, place, full_processes: num_hosts }
+}
+
 #[test]
 fn supervisors_restart_what_failed() {
-    let cluster = Cluster::with(2, |options| options.num_hosts = Some(2));
+    let cluster = Cluster::with(2, |options| options.size = Some(JobSize::fixed(2, 2)));
     let supervisors = [cluster.supervise(0, 2), cluster.supervise(1, 2)];
     let next = |host: usize| supervisors[host].next_directive(5 * SECOND).unwrap().unwrap();
     for host in 0..2 {
-        assert_eq!(next(host), Directive::Start { generation: 1 });
+        assert_eq!(next(host), start(1, host, 2));
     }
     let sessions = cluster.join_all();
     supervisors[1].child_ended(1, 1, "killed by signal 9", None).unwrap();
@@ -506,7 +509,7 @@ fn supervisors_restart_what_failed() {
     assert_eq!(supervisors[0].next_directive(Duration::from_millis(50)).unwrap(), None);
     supervisors[0].child_ended(1, 0, "killed by signal 9", None).unwrap();
     for host in 0..2 {
-        assert_eq!(next(host), Directive::Start { generation: 2 });
+        assert_eq!(next(host), start(2, host, 2));
     }
     let sessions = cluster.join_all();
     assert_eq!(sessions[1].generation(), 2);
@@ -558,7 +561,7 @@ fn relay(to: SocketAddr) -> SocketAddr {
 #[test]
 fn a_supervisor_whose_answer_was_lost_asks_again() {
     let cluster = Cluster::with(1, |options| {
-        options.num_hosts = Some(1);
+        options.size = Some(JobSize::fixed(1, 1));
         options.dead_after = 20 * SECOND;
     });
     let mut options = cluster.supervisor(0, 1);
@@ -567,13 +570,13 @@ fn a_supervisor_whose_answer_was_lost_asks_again() {
     let supervisor = SupervisorSession::register(options).unwrap();
     // The first request has arrived: the generation that it started is not lost.
     let directive = supervisor.next_directive(10 * SECOND).unwrap();
-    assert!(matches!(directive, Some(Directive::Start { generation: 1 })), "{directive:?}");
+    assert!(matches!(directive, Some(Directive::Start { generation: 1, .. })), "{directive:?}");
 }
 
 #[test]
 fn a_supervisor_that_vanishes_ends_the_job() {
     let cluster = Cluster::with(2, |options| {
-        options.num_hosts = Some(2);
+        options.size = Some(JobSize::fixed(2, 2));
         options.start_within = SECOND;
     });
     let supervisors = [cluster.supervise(0, 2), cluster.supervise(1, 2)];
@@ -587,7 +590,7 @@ fn a_supervisor_that_vanishes_ends_the_job() {
         }
     }
     let Some(Directive::End { is_success: false, text, .. }) = directives.last() else { panic!() };
-    let expected = "the supervisor on host1 (--host-index 1) has not been heard of for 1 s";
+    let expected = "the supervisor on host1 (process 1) has not been heard of for 1 s";
     assert!(text.starts_with(expected), "{text}");
     assert_eq!(directives.len(), 3);
 }
@@ -606,7 +609,9 @@ fn processes_go_on_when_the_coordinator_is_started_again() {
     };
     let mut supervisor = register(&cluster, HeldProcesses::default());
     let directive = supervisor.next_directive(5 * SECOND).unwrap();
-    assert_eq!(directive, Some(Directive::Start { generation: 1 }));
+    let place = HostPlace { first_process: 0, num_processes: 2, num_hosts: 1 };
+    let start = Directive::Start { generation: 1, place: Some(place), full_processes: 2 };
+    assert_eq!(directive, Some(start));
     let sessions = cluster.join_all();
     sessions[0].put(b"kept", b"1", false).unwrap();
     sessions[0].put(b"gone", b"1", false).unwrap();
@@ -631,7 +636,8 @@ fn processes_go_on_when_the_coordinator_is_started_again() {
         cluster.coordinator = Some(Coordinator::start(listener, options, log).unwrap());
         let lost = supervisor.next_directive(5 * SECOND);
         assert!(matches!(lost, Err(Error::Forgotten(_))), "{lost:?}");
-        let held = HeldProcesses { generation: 1, running: vec![0, 1], ended: vec![] };
+        let held =
+            HeldProcesses { generation: 1, place: Some(place), running: vec![0, 1], ended: vec![] };
         supervisor = register(&cluster, held);
     }
     work.into_iter().for_each(|thread| thread.join().unwrap());

@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{
-    DIGITS, Running, alone, assert_same_run, launch, none_left, run, send, text, train, workers_of,
+    DIGITS, Running, alone, assert_same_run, launch, launch_hosts, none_left, run, send, text,
+    train, workers_of,
 };
 
 /// Of host 0, in a range that is reserved for documentation.
@@ -76,10 +77,15 @@ impl Hosts {
         num_processes: usize,
         train: &[String],
     ) -> Running {
-        let index = host.to_string();
-        let options = ["--hosts", "2", "--host-index", &index, "--coordinator", COORDINATOR];
-        let more = ["--dead-after-secs", "2", "--max-restarts", "1000"];
-        let args = launch(num_processes, &[&options[..], &more].concat(), train);
+        let per_host = (num_processes / 2).to_string();
+        let options = [
+            ["--hosts", "2"],
+            ["--processes-per-host", &per_host],
+            ["--coordinator", COORDINATOR],
+            ["--dead-after-secs", "2"],
+            ["--max-restarts", "1000"],
+        ];
+        let args = launch_hosts(options.as_flattened(), train);
         Running::start_on(&self.on(host), dir, &args, &[("LOCKSTEP_TOKEN", TOKEN)])
     }
 

@@ -14,6 +14,7 @@
 mod bits;
 mod chaos;
 mod coordinator;
+mod elastic;
 mod failures;
 mod hosts;
 mod standalone;
@@ -58,6 +59,12 @@ fn launch(num_processes: usize, options: &[&str], train: &[String]) -> Vec<Strin
     let args = ["launch", "--num-processes", &num_processes].into_iter();
     let args = args.chain(options.iter().copied()).chain(["--"]).map(str::to_owned);
     args.chain(train.iter().cloned()).collect()
+}
+
+/// `launch` on one of several hosts.
+fn launch_hosts(options: &[&str], train: &[String]) -> Vec<String> {
+    let args = ["launch"].into_iter().chain(options.iter().copied()).chain(["--"]);
+    args.map(str::to_owned).chain(train.iter().cloned()).collect()
 }
 
 /// A program that runs, and does not outlive the test.

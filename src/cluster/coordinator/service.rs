@@ -481,6 +481,7 @@ mod tests {
     use super::*;
     use crate::cluster::coordinator::job::JobOptions;
     use crate::cluster::messages::{HeldGather, HeldValue};
+    use crate::cluster::roster::JobSize;
 
     struct Nobody;
 
@@ -494,7 +495,7 @@ mod tests {
             let second = Duration::from_secs(1);
             let job = JobState::new(JobOptions {
                 num_processes: 0,
-                num_hosts: None,
+                size: None,
                 heartbeat: 2 * second,
                 dead_after: 10 * second,
                 grace: second,
@@ -507,11 +508,14 @@ mod tests {
             });
             let restarted = Self(Shared::new(job, Arc::new(Nobody)));
             let register = wire::Register {
-                num_hosts: 1,
+                size: Some(JobSize::fixed(1, 2).to_row()),
                 num_local: 2,
-                num_processes: 2,
-                generation: 3,
-                running: vec![0, 1],
+                held: Some(wire::HeldGeneration {
+                    generation: 3,
+                    running: vec![0, 1],
+                    num_processes: 2,
+                    ..Default::default()
+                }),
                 ..Default::default()
             };
             let answer = restarted.ask(100, Ask::Register(register));

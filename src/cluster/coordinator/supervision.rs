@@ -241,14 +241,14 @@ impl Supervision {
         let number = has_place.clone().count();
         let names = |hosts: Vec<&Supervisor>| -> String {
             let names: Vec<_> = hosts.iter().map(|host| host.host.as_str()).collect();
-            names.join(", ")
+            format!("{} {}", if names.len() == 1 { "host" } else { "hosts" }, names.join(", "))
         };
         let leaving: Vec<_> = has_place.clone().filter(|host| host.is_leaving).collect();
         let possible = self.num_used();
         if !leaving.is_empty() {
             let leaving = names(leaving);
             return Some(possible.map_or(HostChange::TooFew(leaving.clone()), |_| {
-                HostChange::Other(format!("{leaving} leaves"))
+                HostChange::Other(format!("leaving: {leaving}"))
             }));
         }
         let has_settled = now >= self.changed + SETTLE;
@@ -256,7 +256,7 @@ impl Supervision {
             && has_place.clone().all(Supervisor::is_there);
         let waiting = self.hosts.iter().filter(|host| host.place.is_none());
         (has_settled && can_grow)
-            .then(|| HostChange::Other(format!("{} has come", names(waiting.collect()))))
+            .then(|| HostChange::Other(format!("new: {}", names(waiting.collect()))))
     }
 
     /// A host leaves.
@@ -394,15 +394,14 @@ impl Supervision {
     }
 
     /// Hosts that have not received all directives, if the others are enough for a generation.
-    pub fn take_deaf(&mut self, num_directives: usize) -> Vec<String> {
+    pub fn take_deaf(&mut self, num_directives: usize) -> Vec<(String, Vec<usize>)> {
         let hears = |host: &Supervisor| host.first_directive + host.num_known >= num_directives;
         let hearing = self.hosts.iter().filter(|host| host.can_take_part() && hears(host));
         let hearing: Vec<_> = hearing.map(|host| host.num_local).collect();
         if self.size.num_used(&hearing).is_none() {
             return vec![];
         }
-        let lost = self.take_lost(|host| !hears(host));
-        lost.into_iter().map(|(name, _)| name).collect()
+        self.take_lost(|host| !hears(host))
     }
 
     fn take_lost(&mut self, is_lost: impl Fn(&Supervisor) -> bool) -> Vec<(String, Vec<usize>)> {

@@ -489,11 +489,20 @@ impl JobState {
     fn leave_out_the_deaf(&mut self, now: Duration) {
         let Some(supervision) = &mut self.supervision else { return };
         let deaf = supervision.take_deaf(self.directives.len());
-        if !deaf.is_empty() {
-            let text = format!("no answer from {}; the job goes on without it", deaf.join(", "));
-            self.changes.push(JobChange::Note(text));
-            self.after_children(now);
+        if deaf.is_empty() {
+            return;
         }
+        let (names, processes): (Vec<_>, Vec<_>) = deaf.into_iter().unzip();
+        let names = names.join(", ");
+        let text = format!("no answer from the supervisor on {names}: the job goes on without it");
+        self.changes.push(JobChange::Note(text));
+        let processes: Vec<_> = processes.concat();
+        if let Some(end) = self.history.last_mut().filter(|_| !processes.is_empty()) {
+            // Those that were blamed had only lost the connection to these.
+            end.reason = format!("the supervisor on {names} does not answer; {}", end.reason);
+            end.processes = processes;
+        }
+        self.after_children(now);
     }
 
     /// All stop after the same step because hosts have come or leave, and start again with those
@@ -503,7 +512,7 @@ impl JobState {
         let (wish, why, then) = match change {
             Some(HostChange::Other(why)) => (Wish::Regroup, why, "all start again then"),
             Some(HostChange::TooFew(names)) => {
-                (Wish::Stop, format!("{names} leaves"), "the others are too few to go on")
+                (Wish::Stop, format!("leaving: {names}"), "the others are too few to go on")
             }
             None => return,
         };
@@ -612,7 +621,7 @@ impl JobState {
         let full_processes = self.options.size.map_or(0, |size| size.full_processes);
         self.directives.push(Directive::Start { generation, place: None, full_processes });
         let mut note = format!("generation {generation} starts");
-        let hosts = self.supervision.as_ref().filter(|hosts| hosts.size.is_elastic());
+        let hosts = self.supervision.as_ref().filter(|hosts| hosts.size.is_flexible());
         if let Some(hosts) = hosts {
             note = format!("{note}: {} on {}", counted(num_processes, "process"), hosts.describe());
         }

@@ -77,6 +77,10 @@ impl JobState {
                 if let Some(Err((why, text))) = registered {
                     return Reply::refused(why, text);
                 }
+                if newest > 0 && matches!(self.stage, Stage::Forming | Stage::Running) {
+                    let text = format!("host {} has come, and waits", ask.host);
+                    self.changes.push(JobChange::Note(text));
+                }
             }
         }
         self.roles.insert(session, Role::Supervisor);

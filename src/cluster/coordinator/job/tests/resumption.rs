@@ -1,6 +1,7 @@
 //! Tests of a coordinator that was started again, in simulated time.
 
 use super::*;
+use crate::cluster::messages::HeldGeneration;
 
 /// A coordinator that was started again, in generation 3 of which these processes run.
 fn started_again(num_processes: u32, running: &[u32], ended: &[EndedRow]) -> World {
@@ -14,16 +15,18 @@ fn started_again(num_processes: u32, running: &[u32], ended: &[EndedRow]) -> Wor
         assert!(matches!(world.resume(host as usize, 9, &[]), Reply::NotYet(_)));
         let own = |process: &u32| process / num_local == host;
         let ask = Register {
-            host_index: host,
-            num_hosts: 2,
+            supervisor: 100 + u64::from(host),
+            size: Some(JobSize::fixed(2, num_processes as usize).to_row()),
             host: format!("host{host}"),
-            first_process: host * num_local,
+            host_index: None,
             num_local,
-            attempt: 1,
-            num_processes,
-            generation: 3,
-            running: running.iter().copied().filter(own).collect(),
-            ended: ended.iter().copied().filter(|end| own(&end.process_index)).collect(),
+            held: Some(HeldGeneration {
+                generation: 3,
+                running: running.iter().copied().filter(own).collect(),
+                ended: ended.iter().copied().filter(|end| own(&end.process_index)).collect(),
+                first_process: host * num_local,
+                num_processes,
+            }),
         };
         let reply = world.job.register(world.now, 100 + u64::from(host), &ask);
         assert_eq!(reply, registered());
