@@ -12,10 +12,10 @@ pids=()
 # Ctrl-C here stops the run there: the supervisors save and end.
 stop() { for host in "${hosts[@]}"; do ssh "$host" "pkill -TERM -f 'lockstep launch --hosts'"; done; }
 trap stop INT TERM
-for index in "${!hosts[@]}"; do
+for host in "${hosts[@]}"; do
   # The token goes through stdin: an argument would be seen in the list of processes.
-  ssh "${hosts[$index]}" "cd $PWD && IFS= read -r LOCKSTEP_TOKEN && export LOCKSTEP_TOKEN && exec target/release/lockstep launch \
-    --hosts ${#hosts[@]} --host-index $index --num-processes $((PER_HOST * ${#hosts[@]})) --coordinator ${hosts[0]}:61400 \
+  ssh "$host" "cd $PWD && IFS= read -r LOCKSTEP_TOKEN && export LOCKSTEP_TOKEN && exec target/release/lockstep launch \
+    --hosts ${#hosts[@]} --processes-per-host $PER_HOST --coordinator ${hosts[0]}:61400 \
     -- train $CONFIG --set 'mesh.data=\"auto\"' --out $RUN --resume" <<< "$TOKEN" &
   pids+=($!)
 done

@@ -82,7 +82,7 @@ pub struct LaunchOptions {
     pub stuck_after: Option<Duration>,
     /// Where the last phases of all processes are written when a generation fails.
     pub record_dir: Option<PathBuf>,
-    /// Time within which all supervisors must have started.
+    /// Time within which enough supervisors must have started.
     pub start_within: Duration,
 }
 

@@ -1,7 +1,7 @@
 //! The coordinator of a job: keeps membership, the key-value store and the horizon, and directs the
 //! supervisors.
 //!
-//! One runs per job, in the first supervisor or in process 0. The state of the job is a state
+//! One runs per job, in a supervisor, in process 0, or on its own. The state of the job is a state
 //! machine without IO ([`job`]); around it is a gRPC service ([`service`]), behind connections of
 //! those who have the token ([`accept`]).
 

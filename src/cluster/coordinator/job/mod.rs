@@ -1,7 +1,7 @@
 //! The state of a job: its generations, why they ended, and what the supervisors are to do. Without
 //! IO and without a clock: the time in which the coordinator could run is passed in.
 //!
-//! A generation starts when all supervisors are there and, after a failure, all processes of the
+//! A generation starts when enough supervisors are there and, after a failure, all processes of the
 //! one before have ended.
 
 mod failure;
