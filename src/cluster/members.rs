@@ -1,5 +1,7 @@
 //! What workers and supervisors learn about the job they belong to.
 
+use std::time::Duration;
+
 use super::messages::{self as wire, DirectiveKind, DirectiveRow, GenerationRow, PeerRow, SlowRow};
 use super::roster::{HostPlace, index};
 
@@ -25,6 +27,20 @@ pub struct GenerationEnd {
     pub reason: String,
     /// The largest step that any process had reported.
     pub step: u64,
+}
+
+/// How a generation came about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Formation {
+    /// Number of hosts; 0 without supervisors.
+    pub num_hosts: usize,
+    /// What began it: `start` of the job, `failure` of the generation before, or `hosts` that came
+    /// or left.
+    pub after: &'static str,
+    /// From the failure, or the end of the processes before, until supervisors were told to start.
+    pub agree: Duration,
+    /// From there until all processes had joined.
+    pub join: Duration,
 }
 
 /// A process that takes longer than the others, as the watchdog has found.
@@ -85,6 +101,22 @@ impl From<&GenerationRow> for GenerationEnd {
             processes: row.processes.iter().map(|&process| process as usize).collect(),
             reason: row.reason.clone(),
             step: row.step,
+        }
+    }
+}
+
+impl From<&wire::FormationRow> for Formation {
+    fn from(row: &wire::FormationRow) -> Self {
+        let after = match row.cause() {
+            wire::Cause::Start => "start",
+            wire::Cause::Failure => "failure",
+            wire::Cause::Hosts => "hosts",
+        };
+        Self {
+            num_hosts: row.num_hosts as usize,
+            after,
+            agree: Duration::from_millis(row.agree_ms),
+            join: Duration::from_millis(row.join_ms),
         }
     }
 }

@@ -38,7 +38,7 @@ pub use device_order::{PlacedDevice, device_order, fsdp_line};
 pub use flight_recorder::FlightRecorder;
 pub use host_collectives::{LastProcess, LaunchWaits, LinkError, LinkOptions, Links, Rendezvous};
 pub use member::{Member, MemberError, MemberOptions};
-pub use members::{Directive, GenerationEnd, Peer, SlowPeer};
+pub use members::{Directive, Formation, GenerationEnd, Peer, SlowPeer};
 pub use overseer::Overseer;
 pub use own_host::{Whereabouts, host_name, local_address};
 pub use report::{Phase, PhaseChange, Report, StepTimes, thin};

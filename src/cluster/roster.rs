@@ -41,6 +41,14 @@ impl JobSize {
         }
     }
 
+    /// `true` if supervisors that were told this belong together. Those with another number of
+    /// processes may.
+    pub fn is_same_job(&self, other: &Self) -> bool {
+        let hosts = |size: &Self| (size.min_hosts, size.max_hosts, size.num_spares);
+        hosts(self) == hosts(other)
+            && (self.is_elastic() || self.full_processes == other.full_processes)
+    }
+
     /// `true` if generations may have different hosts.
     pub fn is_elastic(&self) -> bool {
         self.min_hosts < self.max_hosts

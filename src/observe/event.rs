@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::{MetricValues, Status};
 
@@ -66,6 +66,34 @@ pub struct FailedGeneration {
     pub step: u64,
 }
 
+/// How processes of a generation came to their first step, in seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GenerationStart {
+    /// Its number, from 1.
+    pub generation: u64,
+    /// What began it: `start` of the job, `failure` of the generation before, or `hosts` that came
+    /// or left.
+    pub after: String,
+    /// Number of hosts.
+    pub num_hosts: usize,
+    /// Number of processes.
+    pub num_processes: usize,
+    /// The first step that it takes.
+    pub step: u64,
+    /// From the failure, or the end of the processes before, until all knew who takes part.
+    pub agree_secs: f64,
+    /// Processes were started, and joined.
+    pub join_secs: f64,
+    /// The plugin was loaded, and opened its devices.
+    pub plugin_secs: f64,
+    /// The rest until the state is there: data, programs that are traced and compiled or loaded.
+    pub programs_secs: f64,
+    /// The state came from the checkpoint.
+    pub state_secs: f64,
+    /// From there until the first launch has ended; `null` if it has not.
+    pub first_step_secs: Option<f64>,
+}
+
 /// A process that takes longer than the others, which wait for it in every step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SlowProcess {
@@ -122,6 +150,8 @@ pub struct RunInfo {
     pub resumed_from: Option<String>,
     /// Earlier attempts at the job under the same supervisor; all of them have failed.
     pub failed_generations: Vec<FailedGeneration>,
+    /// How the generations of the job began, this one last.
+    pub generation_starts: Vec<GenerationStart>,
     /// The run's progress there.
     pub progress: RunProgress,
 }

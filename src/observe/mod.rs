@@ -31,8 +31,8 @@ use std::path::PathBuf;
 
 pub use bar::stdout_columns;
 pub use event::{
-    EvalCounts, EvalResult, FailedGeneration, LaunchMetrics, RunEnd, RunEvent, RunInfo,
-    RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepMetrics,
+    EvalCounts, EvalResult, FailedGeneration, GenerationStart, LaunchMetrics, RunEnd, RunEvent,
+    RunInfo, RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepMetrics,
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
 pub use jsonl::Jsonl;

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use serde::Serialize;
 
 use super::event::eval_field;
 use super::{
-    Error, FailedGeneration, Metric, RunEvent, Sink, SlowProcess, StepEval, StepTimer, replace_file,
+    Error, FailedGeneration, GenerationStart, Metric, RunEvent, Sink, SlowProcess, StepEval,
+    StepTimer, replace_file,
 };
 
 /// A run as a whole. Values that are not known or not finite are `null` in JSON.
@@ -96,6 +98,9 @@ pub struct Summary {
     pub resumed_from: Option<String>,
     /// Earlier attempts at the job under the same supervisor; all of them have failed.
     pub failed_generations: Vec<FailedGeneration>,
+    /// How the generations of a job with supervisors began, and how long that took.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub generation_starts: Vec<GenerationStart>,
     /// Processes that were found to be slow, each as the last time.
     pub slow_processes: Vec<SlowProcess>,
 }
@@ -152,6 +157,8 @@ pub struct SummaryFile {
     dir: Option<PathBuf>,
     summary: Summary,
     timer: StepTimer,
+    /// When the run began its steps.
+    began: Instant,
     error: Option<Error>,
 }
 
@@ -159,7 +166,7 @@ impl SummaryFile {
     /// Without a directory nothing is written.
     pub fn new(dir: Option<&Path>) -> Self {
         let (summary, timer) = (Summary::default(), StepTimer::default());
-        Self { dir: dir.map(Path::to_owned), summary, timer, error: None }
+        Self { dir: dir.map(Path::to_owned), summary, timer, began: Instant::now(), error: None }
     }
 
     /// The summary.
@@ -175,7 +182,7 @@ impl SummaryFile {
 
 impl Sink for SummaryFile {
     fn event(&mut self, event: &RunEvent) {
-        let Self { summary, timer, .. } = self;
+        let Self { summary, timer, began, .. } = self;
         match event {
             RunEvent::Started(info) => {
                 summary.planned_steps = info.planned_steps;
@@ -195,6 +202,8 @@ impl Sink for SummaryFile {
                 summary.version = info.version;
                 summary.resumed_from = info.resumed_from.clone();
                 summary.failed_generations = info.failed_generations.clone();
+                summary.generation_starts = info.generation_starts.clone();
+                *began = Instant::now();
                 let progress = &info.progress;
                 summary.steps = progress.num_steps;
                 summary.num_skipped = progress.num_skipped;
@@ -218,6 +227,13 @@ impl Sink for SummaryFile {
                     summary.final_loss = last.values.get(Metric::LOSS);
                     let num_skipped = last.values.get(Metric::NUM_SKIPPED);
                     summary.num_skipped = num_skipped.map_or(0, |count| count as u64);
+                }
+                if let Some(start @ GenerationStart { first_step_secs: None, .. }) =
+                    summary.generation_starts.last_mut()
+                {
+                    start.first_step_secs = Some(began.elapsed().as_secs_f64());
+                    // The next generation reads it, however this one ends.
+                    self.save();
                 }
             }
             RunEvent::LockstepProved { took, .. } => {

@@ -188,8 +188,8 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
             _ => Ok(None),
         }
     };
-    let (client, run, mut trainer) =
-        setup::start(job, processes, &StartupSpans::new(*started), check, load)?;
+    let spans = StartupSpans::new(*started);
+    let (client, run, mut trainer) = setup::start(job, processes, &spans, check, load)?;
     trainer.check_metrics(job.config.train.best_metric.as_deref())?;
     processes.say(&describe_devices(&client, job.config));
     processes.say(&describe_batch(&run));
@@ -222,12 +222,16 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         processes.say("the model will not be saved; --out DIR saves it");
     }
     let waiting = processes.waiting("reading the checkpoint");
+    let restoring = Instant::now();
     beginning.restore(processes, &mut trainer)?;
+    let restored = restoring.elapsed();
     drop(waiting);
     stop.check()?;
 
     let resumed = beginning.checkpoint.as_ref();
-    let outputs = (dir, prometheus, processes);
+    let out = dir.as_ref().map(|dir| dir.path());
+    let starts = processes.generation_starts(out, trainer.steps_taken(), &spans, restored);
+    let outputs = (dir, prometheus, processes, starts);
     let mut recorder = Recorder::begin(outputs, &resolved, job, &run, &trainer, resumed, *started)?;
     stop.begin();
     let saver = beginning.saver((job, processes), &run, &trainer, &resolved, &mut recorder);
@@ -241,6 +245,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
         recorder.say(&report);
     }
     let (is_interrupted, mut failure) = match ended {
+        Ok(End::Interrupted) if stop.is_regrouping() => (true, None),
         Ok(End::Interrupted) => {
             recorder.say(&how_to_go_on(job.config, options, trainer.steps_taken()));
             (true, None)

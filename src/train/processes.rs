@@ -1,14 +1,16 @@
 //! The processes of a run: what one of them decides for all, and what they agree on while it runs.
 
+use std::fs;
 use std::ops::Range;
+use std::path::Path;
 use std::time::Duration;
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::{Error, Stop};
 use crate::cluster::{GenerationEnd, Member, Phase, Session, SlowPeer, Wish};
-use crate::observe::{FailedGeneration, Waiting, say};
+use crate::observe::{FailedGeneration, GenerationStart, StartupSpans, Summary, Waiting, say};
 use crate::pjrt::{Placement, Process};
 
 /// The processes of a run, as one of them sees them. All launch the same programs in the same
@@ -66,6 +68,45 @@ impl<'a> Processes<'a> {
             step: end.step,
         };
         history.iter().map(failed).collect()
+    }
+
+    /// How the generations of the job began: those in the summary of the run so far, and this one,
+    /// which is about to take `step`. Without supervisors there are none.
+    pub fn generation_starts(
+        &self,
+        dir: Option<&Path>,
+        step: u64,
+        spans: &StartupSpans,
+        state: Duration,
+    ) -> Vec<GenerationStart> {
+        let session = self.session().filter(|session| session.formation().num_hosts > 0);
+        let Some(session) = session else { return vec![] };
+        let (formation, generation) = (session.formation(), session.generation());
+        let plugin = ["find the plugin", "load the plugin", "open the devices"];
+        let spans = spans.list();
+        let plugin = spans.iter().filter(|span| plugin.contains(&&*span.name));
+        let plugin_secs = plugin.map(|span| span.ms / 1e3).sum::<f64>();
+        let since_joined = session.joined().elapsed().saturating_sub(state).as_secs_f64();
+        let own = GenerationStart {
+            generation,
+            after: formation.after.to_owned(),
+            num_hosts: formation.num_hosts,
+            num_processes: session.num_processes(),
+            step,
+            agree_secs: formation.agree.as_secs_f64(),
+            join_secs: formation.join.as_secs_f64(),
+            plugin_secs,
+            programs_secs: (since_joined - plugin_secs).max(0.0),
+            state_secs: state.as_secs_f64(),
+            first_step_secs: None,
+        };
+        // A file of another version, or of none, has nothing to add.
+        let before = dir.and_then(|dir| fs::read(dir.join(Summary::FILE)).ok());
+        let before = before.and_then(|text| serde_json::from_slice::<EarlierStarts>(&text).ok());
+        let mut starts = before.unwrap_or_default().generation_starts;
+        starts.retain(|start| formation.after != "start" && start.generation < generation);
+        starts.push(own);
+        starts
     }
 
     /// Reports what this process does from now on, in which step.
@@ -151,6 +192,13 @@ impl<'a> Processes<'a> {
 
 fn unreadable(error: serde_json::Error) -> Error {
     Error::OtherProcess { reason: format!("a message between processes cannot be read: {error}") }
+}
+
+/// The part of a summary that its successor keeps.
+#[derive(Default, Deserialize)]
+struct EarlierStarts {
+    #[serde(default)]
+    generation_starts: Vec<GenerationStart>,
 }
 
 /// The actions before the next launch.

@@ -15,8 +15,9 @@ use crate::checkpoint::Checkpoint;
 use crate::cluster::{Member, SlowPeer};
 use crate::config::{MeshConfig, ObserveConfig};
 use crate::observe::{
-    self, EvalResult, FlushLater, LaunchMetrics, Prometheus, RunEnd, RunEvent, RunInfo,
-    RunProgress, SavedCheckpoint, SinkChoice, Sinks, SlowProcess, Status, StepEval, replace_file,
+    self, EvalResult, FlushLater, GenerationStart, LaunchMetrics, Prometheus, RunEnd, RunEvent,
+    RunInfo, RunProgress, SavedCheckpoint, SinkChoice, Sinks, SlowProcess, Status, StepEval,
+    replace_file,
 };
 use crate::state;
 
@@ -35,6 +36,10 @@ pub(super) fn listen(
     Ok(Some(Prometheus::listen(address.host(), port, process_index)?))
 }
 
+/// Where a run writes, its processes, and how these came about.
+pub(super) type Outputs<'a> =
+    (Option<RunDir>, Option<Prometheus>, Processes<'a>, Vec<GenerationStart>);
+
 /// Sends events to the sinks of a run.
 pub(super) struct Recorder {
     dir: Option<RunDir>,
@@ -51,7 +56,7 @@ impl Recorder {
     /// # Errors
     /// Files that cannot be moved or written.
     pub fn begin(
-        (dir, prometheus, processes): (Option<RunDir>, Option<Prometheus>, Processes<'_>),
+        (dir, prometheus, processes, generation_starts): Outputs<'_>,
         resolved: &str,
         job: &Job<'_>,
         run: &Run,
@@ -89,6 +94,7 @@ impl Recorder {
             config: resolved.to_owned(),
             resumed_from: resumed.map(|from| from.location().to_string()),
             failed_generations: processes.failed_generations(),
+            generation_starts,
             progress: progress.clone(),
         };
         let choice = SinkChoice {

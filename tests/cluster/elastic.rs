@@ -166,6 +166,11 @@ fn hosts_come_leave_and_are_killed() {
     let failed = summary["failed_generations"].as_array().unwrap();
     assert_eq!(failed.len(), 1, "hosts that come and leave are no failures: {said}");
     assert!(failed[0]["reason"].as_str().unwrap().contains("the supervisor on "), "{failed:?}");
+    let starts = summary["generation_starts"].as_array().unwrap();
+    let of = |key: &str| -> Vec<_> { starts.iter().map(|start| start[key].clone()).collect() };
+    assert_eq!(of("num_hosts"), [2, 3, 2, 4, 3]);
+    assert_eq!(of("after"), ["start", "hosts", "failure", "hosts", "hosts"]);
+    assert!(of("first_step_secs").iter().all(|secs| secs.as_f64().is_some_and(|it| it > 0.0)));
     let differ = difference(&whole, &out);
     assert!(differ < TOLERANCE, "{differ}");
 }

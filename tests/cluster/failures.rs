@@ -11,8 +11,8 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
 use super::{
-    CARGO_DIR, DIGITS, Running, alone, assert_same_run, last_step, launch, none_left, run, send,
-    summary, text, train,
+    CARGO_DIR, DIGITS, Running, alone, assert_same_run, last_step, launch, launch_hosts, none_left,
+    run, send, summary, text, train,
 };
 
 const SETS: [&str; 3] = ["train.epochs=40", "checkpoint.every_steps=30", "train.eval_every=300"];
@@ -406,12 +406,47 @@ fn process_0_says_that_the_others_look_for_it_elsewhere() {
     let host_0 = ["--hosts", "2", "--coordinator", "203.0.113.9:29517"];
     let token = dir.path().join("token");
     fs::write(&token, variables[4].1).unwrap();
-    let host_0 = [&host_0[..], &["--token-file", text(&token)]].concat();
-    let host_0 = run(dir.path(), &launch(2, &host_0, &args));
-    let expected = "error: --coordinator 203.0.113.9:29517 is no address of this host";
+    let within = ["--token-file", text(&token), "--start-within-secs", "1"];
+    let host_0 = [&host_0[..], &within].concat();
+    let host_0 = run(dir.path(), &launch_hosts(&host_0, &args));
+    assert_eq!(host_0.code, Some(1), "{}", host_0.stderr);
+    let expected = "expected at 203.0.113.9:29517, which is no address of this host";
     assert!(host_0.stderr.contains(expected), "{}", host_0.stderr);
+}
+
+#[test]
+fn hosts_that_make_no_job_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = train(DIGITS, &[], &[]);
+    let resume = train(DIGITS, &["mesh.data=3"], &["--resume", "--out", "out"]);
+    let at = ["--coordinator", "127.0.0.1:29517"];
+    let refused = |options: &[&str], args: &[String], expected: &str| {
+        let args = launch_hosts(&[options, &at[..]].concat(), args);
+        let ended = Running::start_with(
+            dir.path(),
+            &args,
+            &[("LOCKSTEP_TOKEN", "0123456789abcdef0123456789abcdef")],
+        )
+        .end();
+        assert!(matches!(ended.code, Some(1 | 2)), "{}", ended.stderr);
+        assert!(ended.stderr.contains(expected), "{expected}: {}", ended.stderr);
+    };
+    refused(&["--hosts", "4:2"], &args, "the least number of hosts comes first");
+    refused(&["--hosts", "0"], &args, "hosts are a number of at least 1");
+    refused(&["--hosts", "2", "--num-processes", "2"], &args, "set --processes-per-host");
+    refused(&["--hosts", "1:2"], &args, "give train --out DIR and --resume");
+    let two = ["--hosts", "1:2", "--processes-per-host", "1"];
+    refused(&two, &resume, "3 replicas, which the 2 processes of all hosts");
+    let unknown = train(DIGITS, &["mesh.daata=3"], &["--resume", "--out", "out"]);
+    refused(&two, &unknown, "mesh.daata");
+    let any = ["--coordinator", "0.0.0.0:0"];
+    let args =
+        launch_hosts(&[&two[..], &any].concat(), &train(DIGITS, &[], &["--resume", "--out", "o"]));
+    let token = [("LOCKSTEP_TOKEN", "0123456789abcdef0123456789abcdef")];
+    let ended = Running::start_with(dir.path(), &args, &token).end();
+    assert!(ended.stderr.contains("is no address at which other hosts reach"), "{}", ended.stderr);
     let brackets = ["--hosts", "2", "--coordinator", "[[::1]]:29517"];
-    assert_eq!(run(dir.path(), &launch(2, &brackets, &args)).code, Some(2));
+    assert_eq!(run(dir.path(), &launch_hosts(&brackets, &args)).code, Some(2));
 }
 
 /// An error that each attempt would meet ends the job at once; wrong arguments of `launch` too.

@@ -45,8 +45,9 @@ pub enum Admission {
     JoinedProcess,
     /// It is not, and that concerns nobody else.
     Refused(String),
-    /// It cannot be, and nobody else can take its place: the job contradicts itself.
-    Contradiction(String),
+    /// It cannot be, and nobody else can take its place: the job contradicts itself, this process
+    /// or, if there is one, the other.
+    Contradiction(String, Option<usize>),
 }
 
 impl Membership {
@@ -83,12 +84,13 @@ impl Membership {
     ) -> Admission {
         let name = format!("process {process_index} (host {}, pid {})", member.host, member.pid);
         if num_processes != self.members.len() {
-            return Admission::Contradiction(format!(
-                "{name} was started for {}, but the job has {}; start all with the same \
-                 number of processes",
+            let text = format!(
+                "{name} was started for {}, but the job has {}; start all with the same number of \
+                 processes",
                 counted(num_processes, "process"),
                 self.members.len()
-            ));
+            );
+            return Admission::Contradiction(text, None);
         }
         let Some(slot) = self.members.get(process_index) else {
             return Admission::Refused(format!(
@@ -117,11 +119,12 @@ impl Membership {
             && let Some(difference) = difference(&member.program, &other.program)
         {
             let (name_of_value, value, expected) = difference;
-            return Admission::Contradiction(format!(
+            let text = format!(
                 "{name} does not run the same program as process {process} (host {}): \
                  {name_of_value} is {value}, there it is {expected}",
                 other.host
-            ));
+            );
+            return Admission::Contradiction(text, Some(process));
         }
         let slot = &mut self.members[process_index];
         match slot {
@@ -314,7 +317,7 @@ mod tests {
         ];
         for (process_index, num_processes, value, expected) in cases {
             let admission = membership.join(process_index, num_processes, member(7, value));
-            let (Admission::Refused(text) | Admission::Contradiction(text)) = admission else {
+            let (Admission::Refused(text) | Admission::Contradiction(text, _)) = admission else {
                 panic!("{expected}");
             };
             assert!(text.contains(expected), "{text}");
@@ -322,7 +325,7 @@ mod tests {
         }
         let mut other = member(7, "a");
         other.program.pop();
-        let Admission::Contradiction(text) = membership.join(1, 2, other) else { panic!() };
+        let Admission::Contradiction(text, _) = membership.join(1, 2, other) else { panic!() };
         assert!(text.contains("configuration is absent, there it is `a`"), "{text}");
     }
 
@@ -344,7 +347,7 @@ mod tests {
         membership.left_before(0, "done");
         assert_eq!(membership.join(1, 3, member(1, "a")), Admission::JoinedProcess);
         let admission = membership.join(2, 3, member(2, "b"));
-        assert!(matches!(admission, Admission::Contradiction(_)), "{admission:?}");
+        assert!(matches!(admission, Admission::Contradiction(..)), "{admission:?}");
         assert_eq!(membership.join(2, 3, member(2, "a")), Admission::JoinedProcess);
         assert!(membership.is_complete() && !membership.all_left());
     }

@@ -52,6 +52,10 @@ pub struct Supervisor {
     is_lost: bool,
     /// It leaves the job when its processes have ended.
     is_leaving: bool,
+    /// It has taken part in a step.
+    has_trained: bool,
+    /// Why the job does without it.
+    refused: Option<String>,
     /// Its place in the generation that started last, if it has one.
     place: Option<HostPlace>,
     /// Which of its processes of this generation have ended.
@@ -82,6 +86,8 @@ impl Supervisor {
             arrival: 0,
             is_lost: false,
             is_leaving: false,
+            has_trained: false,
+            refused: None,
             place: None,
             has_ended: vec![true; num_local],
             held: HeldGeneration::default(),
@@ -115,7 +121,7 @@ impl Supervisor {
 
     /// `true` if it can have a place in the next generation.
     fn can_take_part(&self) -> bool {
-        !self.is_lost && !self.is_leaving
+        !self.is_lost && !self.is_leaving && self.refused.is_none()
     }
 
     /// "b (processes 2 and 3)": several hosts may have one name.
@@ -141,14 +147,6 @@ impl Supervision {
     /// Why, and a text: the job has no place for it.
     pub fn register(&mut self, mut supervisor: Supervisor) -> Result<(), (Why, String)> {
         let host = &supervisor.host;
-        if supervisor.num_local == 0 || supervisor.num_local > self.size.full_processes {
-            let text = format!(
-                "the supervisor on {host} has {}, the job has {}",
-                counted(supervisor.num_local, "process"),
-                self.size.full_processes
-            );
-            return Err((Why::Invalid, text));
-        }
         if self.hosts.len() >= self.size.max_hosts + self.size.num_spares {
             let Some(lost) = self.hosts.iter().position(|host| host.is_lost) else {
                 let hosts: Vec<_> = self.hosts.iter().map(|host| host.host.as_str()).collect();
@@ -259,6 +257,31 @@ impl Supervision {
             .then(|| HostChange::Other(format!("new: {}", names(waiting.collect()))))
     }
 
+    /// The processes have taken steps.
+    pub fn have_trained(&mut self) {
+        for host in self.hosts.iter_mut().filter(|host| host.place.is_some()) {
+            host.has_trained = true;
+        }
+    }
+
+    /// The host of a process that cannot take part, if it is new and the others can do without it:
+    /// no generation has it any more. `false` otherwise.
+    pub fn refuse(&mut self, process_index: usize, reason: &str) -> bool {
+        let is_it = |host: &Supervisor| host.processes().contains(&process_index);
+        let others = self.hosts.iter().filter(|host| host.can_take_part() && !is_it(host));
+        let others: Vec<_> = others.map(|host| host.num_local).collect();
+        let is_enough = self.size.num_used(&others).is_some();
+        let host = self.hosts.iter_mut().find(|host| is_it(host) && !host.has_trained);
+        let Some(host) = host.filter(|_| is_enough) else { return false };
+        host.refused = Some(reason.to_owned());
+        true
+    }
+
+    /// Why the job does without the host of this session.
+    pub fn refusal(&self, session: u64) -> Option<String> {
+        self.hosts.iter().find(|host| host.session == session)?.refused.clone()
+    }
+
     /// A host leaves.
     pub fn leaves(&mut self, session: u64) {
         for host in self.hosts.iter_mut().filter(|host| host.session == session) {
@@ -296,6 +319,11 @@ impl Supervision {
             first_process += host.num_local;
         }
         num_processes
+    }
+
+    /// Number of hosts of the generation.
+    pub fn num_hosts(&self) -> usize {
+        self.hosts.iter().filter(|host| host.place.is_some()).count()
     }
 
     /// The names of the hosts of the generation, and of those that wait.

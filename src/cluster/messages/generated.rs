@@ -411,6 +411,22 @@ pub struct Joined {
     /// A random number of this coordinator.
     #[prost(fixed64, tag = "6")]
     pub coordinator: u64,
+    #[prost(message, optional, tag = "7")]
+    pub formation: ::core::option::Option<FormationRow>,
+}
+/// How the generation came about.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FormationRow {
+    #[prost(uint32, tag = "1")]
+    pub num_hosts: u32,
+    #[prost(enumeration = "Cause", tag = "2")]
+    pub cause: i32,
+    /// From the failure, or the end of the processes before, until the order to start.
+    #[prost(uint64, tag = "3")]
+    pub agree_ms: u64,
+    /// From there until all had joined.
+    #[prost(uint64, tag = "4")]
+    pub join_ms: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PeerRows {
@@ -596,6 +612,37 @@ impl Why {
             "WHY_FULL" => Some(Self::Full),
             "WHY_OCCUPIED" => Some(Self::Occupied),
             "WHY_UNKNOWN" => Some(Self::Unknown),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Cause {
+    /// The job began.
+    Start = 0,
+    Failure = 1,
+    /// Hosts came or left.
+    Hosts = 2,
+}
+impl Cause {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Start => "CAUSE_START",
+            Self::Failure => "CAUSE_FAILURE",
+            Self::Hosts => "CAUSE_HOSTS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "CAUSE_START" => Some(Self::Start),
+            "CAUSE_FAILURE" => Some(Self::Failure),
+            "CAUSE_HOSTS" => Some(Self::Hosts),
             _ => None,
         }
     }

@@ -25,7 +25,7 @@ pub use self::supervisor::{HeldProcesses, SupervisorOptions, SupervisorSession};
 use self::connection::{Connection, runtime};
 use self::life::Life;
 use super::awake;
-use super::members::{GenerationEnd, Peer, SlowPeer};
+use super::members::{Formation, GenerationEnd, Peer, SlowPeer};
 use super::messages::{self as wire, Ask, MAX_REQUEST_BYTES, Named, Reply, Why};
 use super::report::{Phase, StepTimes};
 use super::watchdog::lengthened;
@@ -92,6 +92,8 @@ struct Handle {
     process_index: usize,
     peers: Vec<Peer>,
     history: Vec<GenerationEnd>,
+    formation: Formation,
+    joined: Instant,
     /// How often each name was gathered.
     rounds: Mutex<HashMap<String, u64>>,
 }
@@ -126,6 +128,8 @@ impl Session {
             process_index,
             peers: peers.rows.iter().map(Peer::from).collect(),
             history: joined.history.iter().map(GenerationEnd::from).collect(),
+            formation: joined.formation.as_ref().map(Formation::from).unwrap_or_default(),
+            joined: Instant::now(),
             rounds: Mutex::default(),
         })))
     }
@@ -159,6 +163,16 @@ impl Session {
     /// How earlier generations failed.
     pub fn history(&self) -> &[GenerationEnd] {
         &self.0.history
+    }
+
+    /// How the generation came about.
+    pub fn formation(&self) -> &Formation {
+        &self.0.formation
+    }
+
+    /// When all processes had joined.
+    pub fn joined(&self) -> Instant {
+        self.0.joined
     }
 
     /// This process now does something else, in this step. Costs nanoseconds: no IO.

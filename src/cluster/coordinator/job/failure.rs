@@ -31,8 +31,7 @@ impl JobState {
     /// `true` once a step has been taken, in this generation or one before: what fails then may
     /// work the next time.
     pub fn has_trained(&self) -> bool {
-        let has_stepped = self.membership.step() > 0;
-        has_stepped || self.was_taken_over || self.history.iter().any(|end| end.step > 0)
+        self.membership.step() > 0 || self.was_taken_over || self.has_trained_before
     }
 
     /// The process of the coordinator was stopped for `gap`, which `now` does not count. What the

@@ -21,8 +21,8 @@ use super::membership::{Admission, JoinedProcess, Membership};
 use super::store::Store;
 use super::supervision::{HostChange, Supervision};
 use crate::cluster::members::{Directive, GenerationEnd, Peer};
-use crate::cluster::messages::{self as wire, GenerationRow, Reply, Why};
-use crate::cluster::roster::JobSize;
+use crate::cluster::messages::{self as wire, Cause, GenerationRow, Reply, Why};
+use crate::cluster::roster::{JobSize, index};
 use crate::cluster::wish::{INTERRUPTED, REGROUP, Wish};
 
 /// The wait before the second restart in a row without progress. It doubles with each.
@@ -71,6 +71,8 @@ pub struct JobState {
     pub horizon: Horizon,
     pub store: Store,
     resumption: Resumption,
+    /// A generation before this one has taken a step.
+    has_trained_before: bool,
     /// A coordinator before this one started a generation.
     was_taken_over: bool,
     roles: HashMap<u64, Role>,
@@ -95,6 +97,7 @@ pub struct JobState {
     last_change: Option<Wish>,
     /// The processes have stopped for others: it is no failure.
     is_regrouping: bool,
+    formation: FormationTimes,
     changes: Vec<JobChange>,
 }
 
@@ -174,6 +177,7 @@ impl JobState {
             horizon: Horizon::default(),
             store: Store::new(options.num_processes, options.max_store_bytes),
             resumption: Resumption::default(),
+            has_trained_before: false,
             was_taken_over: false,
             roles: HashMap::new(),
             supervision: options.size.map(Supervision::new),
@@ -190,6 +194,7 @@ impl JobState {
             reopen_at: None,
             last_change: None,
             is_regrouping: false,
+            formation: FormationTimes::default(),
             changes: Vec::new(),
             options,
         }
@@ -296,12 +301,14 @@ impl JobState {
                 self.changes.push(JobChange::Note(text.clone()));
                 return Reply::refused(Why::Invalid, text);
             }
-            Admission::Contradiction(text) => {
-                let failure = Failure {
-                    processes: vec![process_index],
-                    reason: text.clone(),
-                    kind: FailureKind::Final,
-                };
+            Admission::Contradiction(text, other) => {
+                let (mut process, mut kind) = (process_index, FailureKind::Final);
+                // Others go on without a host that is new to them.
+                let both = std::iter::once(process_index).chain(other);
+                if let Some(new) = both.into_iter().find(|process| self.refuse(*process, &text)) {
+                    (process, kind) = (new, FailureKind::FirstHand);
+                }
+                let failure = Failure { processes: vec![process], reason: text.clone(), kind };
                 // Once it is complete, no stranger can end it.
                 if !was_complete {
                     self.fail(now, failure);
@@ -322,6 +329,7 @@ impl JobState {
                 return self.join(now, session, join);
             }
             self.stage = Stage::Running;
+            self.formation.joined = now;
             let peers = self.membership.peers();
             self.peers = peers.encode_to_vec();
             let peers = peers.rows.iter().map(Peer::from).collect();
@@ -340,6 +348,7 @@ impl JobState {
             heartbeat_ms: wire::millis(self.options.heartbeat),
             dead_after_ms: wire::millis(self.options.dead_after),
             coordinator: self.options.coordinator,
+            formation: Some(self.formation.to_row()),
         })
     }
 
@@ -392,6 +401,19 @@ impl JobState {
         }
     }
 
+    /// Does without the new host of a process that cannot take part in a job that has trained.
+    fn refuse(&mut self, process_index: usize, reason: &str) -> bool {
+        let Some(supervision) = &mut self.supervision else { return false };
+        let is_refused = supervision.size.is_flexible()
+            && self.generation > 1
+            && supervision.refuse(process_index, reason);
+        if is_refused {
+            let text = format!("the job goes on without the host of process {process_index}");
+            self.changes.push(JobChange::Note(text));
+        }
+        is_refused
+    }
+
     fn decide(&mut self, now: Duration, failure: Failure) {
         self.is_final |= failure.kind == FailureKind::Final;
         self.tentative = None;
@@ -409,6 +431,7 @@ impl JobState {
         let generation = self.generation;
         self.directives.push(Directive::Kill { generation, reason: end.reason });
         self.stage = Stage::Failed { since: now };
+        (self.formation.cause, self.formation.since) = (Cause::Failure, now);
         self.after_children(now);
     }
 
@@ -464,7 +487,7 @@ impl JobState {
                 };
                 self.end(false, text);
             }
-            Stage::Waiting { until } if until <= now => self.start(),
+            Stage::Waiting { until } if until <= now => self.start(now),
             Stage::Failed { since } if since + self.options.kill_within <= now => {
                 let reason = self.history.last().map_or("", |end| end.reason.as_str());
                 let text = format!("{reason}; {}", self.still_running());
@@ -602,14 +625,20 @@ impl JobState {
     }
 
     /// Starts the next generation.
-    fn start(&mut self) {
+    fn start(&mut self, now: Duration) {
         self.generation += 1;
         let generation = self.generation;
+        if self.membership.step() > 0 {
+            self.has_trained_before = true;
+            self.supervision.as_mut().map(Supervision::have_trained).unwrap_or_default();
+        }
         let num_processes = self.supervision.as_mut().map_or(0, Supervision::start);
         self.membership = Membership::new(num_processes);
         self.horizon = Horizon::default();
         self.store = Store::new(num_processes, self.options.max_store_bytes);
         self.last_change = None;
+        self.formation.started = now;
+        self.formation.num_hosts = self.supervision.as_ref().map_or(0, Supervision::num_hosts);
         self.resumption = Resumption::default();
         self.victims.clear();
         self.has_progressed = false;
@@ -640,6 +669,7 @@ impl JobState {
             Stage::Finished { .. } if self.outcome() == REGROUP && !self.are_leaving() => {
                 self.num_restarts = 0;
                 self.is_regrouping = true;
+                (self.formation.cause, self.formation.since) = (Cause::Hosts, now);
                 self.stage = Stage::Registering { since: now };
                 self.start_when_possible(now);
             }
@@ -684,7 +714,32 @@ impl JobState {
                 return;
             }
         }
-        self.start();
+        self.start(now);
+    }
+}
+
+/// How the generation came about.
+#[derive(Debug, Default)]
+struct FormationTimes {
+    cause: Cause,
+    num_hosts: usize,
+    /// When the one before had failed, or its processes had ended.
+    since: Duration,
+    /// When supervisors were told to start.
+    started: Duration,
+    /// When all processes had joined.
+    joined: Duration,
+}
+
+impl FormationTimes {
+    fn to_row(&self) -> wire::FormationRow {
+        let Self { cause, num_hosts, since, started, joined } = *self;
+        wire::FormationRow {
+            num_hosts: index(num_hosts),
+            cause: cause.into(),
+            agree_ms: wire::millis(started.saturating_sub(since)),
+            join_ms: wire::millis(joined.saturating_sub(started)),
+        }
     }
 }
 

@@ -29,7 +29,7 @@ impl JobState {
             let text = "this job has no supervisors: process 0 started its coordinator";
             return Reply::refused(Why::Invalid, text);
         };
-        if size != supervision.size {
+        if !size.is_same_job(&supervision.size) {
             let text = format!(
                 "the supervisor on {} was started for {}, but the job has {}; start all with the \
                  same",
@@ -50,6 +50,9 @@ impl JobState {
         let first_directive = self.first_directive(&held);
         let (who, host) = ((ask.supervisor, session), (ask.host.clone(), ask.host_index));
         let num_local = ask.num_local as usize;
+        if !(1..=MAX_PROCESSES).contains(&num_local) {
+            return Reply::refused(Why::Invalid, "no host has so many processes");
+        }
         let mut supervisor = Supervisor::new(who, host, num_local, first_directive, now);
         let newest = self.generation;
         let known = self
@@ -121,26 +124,29 @@ impl JobState {
             self.ended_well(now, process_index, code);
         }
         if matches!(self.stage, Stage::Forming | Stage::Running) {
-            let member = self.membership.member(process_index);
+            let has_joined = self.membership.member(process_index).is_some();
             let has_left = self.membership.has_left(process_index);
-            let is_alone = member.is_none() && self.membership.is_empty();
+            let is_alone = !has_joined && self.membership.is_empty();
             let is_victim = self.victims.contains(&process_index);
             let is_expected = has_left || is_victim || (ended.exit_code == Some(0) && is_alone);
             if !is_expected {
                 let name = self.membership.describe(process_index);
                 let status = &ended.status;
                 let is_own_error = ended.exit_code.is_some_and(|code| code != 0);
-                let reason = match member.is_none() && is_own_error {
+                let reason = match !has_joined && is_own_error {
                     true => format!("{name} ended before it joined: {status}; see its message"),
                     false => format!("{name} ended: {status}"),
                 };
                 // A process that fails by itself before it has joined would do so again.
-                let kind = match member.is_none() && is_own_error && !self.has_trained() {
+                if !has_joined && is_own_error {
+                    self.refuse(process_index, &reason);
+                }
+                let kind = match !has_joined && is_own_error && !self.has_trained() {
                     true => FailureKind::Final,
                     false => FailureKind::FirstHand,
                 };
                 let mut failure = Failure { processes: vec![process_index], reason, kind };
-                if is_own_error && member.is_some() && self.stage == Stage::Forming {
+                if is_own_error && has_joined && self.stage == Stage::Forming {
                     // It has waited in vain, perhaps for one that was stopped.
                     failure = self.blame_missing(failure);
                 } else if is_own_error {
@@ -204,6 +210,10 @@ impl JobState {
             return vec![];
         };
         let new = self.directives.get(first.saturating_add(num_known)..).unwrap_or_default();
+        if let Some(reason) = supervision.and_then(|hosts| hosts.refusal(session)) {
+            let text = format!("the job goes on without this host: {reason}");
+            return vec![Directive::End { is_success: false, text, signal: 0 }];
+        }
         let mut new = new.to_vec();
         for directive in &mut new {
             // A generation that is over needs no processes.

@@ -252,6 +252,62 @@ fn hosts_of_different_size_and_order() {
     world.join();
 }
 
+#[test]
+fn a_new_host_that_cannot_take_part_ends_nothing() {
+    for (is_last, fails) in [(true, false), (false, false), (true, true)] {
+        let mut world = Elastic::new(2, 3, 0, 1);
+        (0..2).for_each(|host| assert_eq!(world.come(host, 1), registered()));
+        world.pass(3 * SECOND);
+        world.join();
+        world.job.heartbeat(0, &saved(7));
+        world.come(2, 1);
+        world.pass(3 * SECOND);
+        world.regroup();
+        assert_eq!(world.places().len(), 3);
+        let join = |world: &mut Elastic, process: usize, binary: &str| {
+            let ask = Join {
+                generation: world.job.generation,
+                process_index: process as u32,
+                num_processes: 3,
+                program: vec![Named { name: "binary".into(), value: binary.into() }],
+                ..Join::default()
+            };
+            world.job.join(world.now, world.worker(process), &ask)
+        };
+        // Its process has another binary, or ends with an error.
+        let mut order = [(0, "a"), (2, "b")];
+        if !is_last {
+            order.reverse();
+        }
+        match fails {
+            true => {
+                join(&mut world, 0, "a");
+                let ended = ChildEnded {
+                    generation: world.job.generation,
+                    process_index: 2,
+                    status: "exit code 1".to_owned(),
+                    exit_code: Some(1),
+                };
+                world.job.child_ended(world.now, SESSION + 2, &ended);
+            }
+            false => order.iter().for_each(|(process, binary)| {
+                join(&mut world, *process, binary);
+            }),
+        }
+        assert_eq!(world.job.history.last().unwrap().processes, [2]);
+        let directives = world.job.directives(SESSION + 2, 0);
+        let Some(Directive::End { text, is_success: false, .. }) = directives.last() else {
+            panic!("{directives:?}")
+        };
+        assert!(text.contains("without this host: ") && text.contains("process 2 "), "{text}");
+        world.end_processes(Some(1));
+        world.hosts.remove(&2);
+        world.pass(3 * SECOND);
+        assert_eq!(world.places(), [Some((0, 2)), Some((1, 2))], "{is_last} {fails}");
+        assert!(!world.job.has_ended());
+    }
+}
+
 /// A tenth of 2,000 hosts are lost at once, and come back.
 #[test]
 fn thousands_of_hosts_form_again() {
