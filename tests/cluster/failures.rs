@@ -418,7 +418,8 @@ fn process_0_says_that_the_others_look_for_it_elsewhere() {
 fn hosts_that_make_no_job_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let args = train(DIGITS, &[], &[]);
-    let resume = train(DIGITS, &["mesh.data=3"], &["--resume", "--out", "out"]);
+    let resume =
+        train(DIGITS, &["mesh.data=3", "train.global_batch=66"], &["--resume", "--out", "out"]);
     let at = ["--coordinator", "127.0.0.1:29517"];
     let refused = |options: &[&str], args: &[String], expected: &str| {
         let args = launch_hosts(&[options, &at[..]].concat(), args);

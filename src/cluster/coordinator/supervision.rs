@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use hlo::counted;
 
-use crate::cluster::messages::{EndedRow, HeldGeneration, Why};
+use crate::cluster::messages::{ChildEnded, EndedRow, HeldGeneration, Why};
 use crate::cluster::roster::{HostPlace, JobSize};
+use crate::cluster::wish::ends_well;
 
 /// Hosts that come one after the other within this time begin together.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -227,6 +228,11 @@ impl Supervision {
         Some((generation, num_processes, ended))
     }
 
+    /// `true` if a supervisor has started a generation for a coordinator before this one.
+    pub fn holds_generation(&self) -> bool {
+        self.hosts.iter().any(|host| host.held.generation > 0)
+    }
+
     /// `true` if the hosts that are there are enough for a generation and no more are waited for.
     pub fn can_start(&self, now: Duration) -> bool {
         let num_used = self.num_used();
@@ -390,6 +396,21 @@ impl Supervision {
         match local.and_then(|local| host.has_ended.get_mut(local)) {
             Some(has_ended) => !std::mem::replace(has_ended, true),
             None => false,
+        }
+    }
+
+    /// As [`Self::child_ended`], of a generation of a coordinator before this one.
+    pub fn held_child_ended(&mut self, session: u64, ended: &ChildEnded) {
+        let &ChildEnded { generation, process_index, exit_code, .. } = ended;
+        let is_it =
+            |host: &&mut Supervisor| host.session == session && host.held.generation == generation;
+        let Some(host) = self.hosts.iter_mut().find(is_it) else { return };
+        let local = (process_index as usize).checked_sub(host.processes().start);
+        if let Some(has_ended) = local.and_then(|local| host.has_ended.get_mut(local)) {
+            *has_ended = true;
+            let well = exit_code.filter(|code| ends_well(*code));
+            let ended = well.map(|exit_code| EndedRow { process_index, exit_code });
+            host.held.ended.extend(ended);
         }
     }
 

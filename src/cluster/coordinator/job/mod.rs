@@ -662,6 +662,11 @@ impl JobState {
         if matches!(self.stage, Stage::Registering { .. }) && self.take_over(now) {
             return;
         }
+        let supervision = self.supervision.as_ref();
+        if self.generation == 0 && supervision.is_some_and(Supervision::holds_generation) {
+            // It will be taken over.
+            return;
+        }
         if !self.supervision.as_ref().is_some_and(Supervision::all_ended) {
             return;
         }

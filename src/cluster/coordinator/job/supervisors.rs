@@ -114,6 +114,11 @@ impl JobState {
     pub fn child_ended(&mut self, now: Duration, session: u64, ended: &wire::ChildEnded) {
         let process_index = ended.process_index as usize;
         let Some(supervision) = &mut self.supervision else { return };
+        if self.generation == 0 {
+            // Of a generation that this coordinator may take over.
+            supervision.held_child_ended(session, ended);
+            return;
+        }
         if ended.generation != self.generation || !supervision.child_ended(session, process_index) {
             return;
         }

@@ -135,6 +135,39 @@ fn processes_may_have_left_while_there_was_no_coordinator() {
     assert_eq!(world.directives(), [start(1)]);
 }
 
+/// A process ends while its coordinator, which was started again, waits for other supervisors.
+#[test]
+fn a_process_may_end_before_its_generation_is_taken_over() {
+    let options = JobOptions { is_standalone: true, ..options(0, None) };
+    let (job, now) = (JobState::new(options), SECOND);
+    let mut world = World { job, now, num_processes: 2, num_hosts: 2, num_known: 0 };
+    let size = JobSize { min_hosts: 1, ..JobSize::fixed(2, 2) };
+    let held =
+        HeldGeneration { generation: 3, running: vec![0], num_processes: 2, ..Default::default() };
+    let ask = Register {
+        supervisor: 100,
+        size: Some(size.to_row()),
+        host: "host0".to_owned(),
+        num_local: 1,
+        held: Some(held),
+        ..Register::default()
+    };
+    assert_eq!(world.job.register(world.now, 100, &ask), registered());
+    let ended = ChildEnded { generation: 3, exit_code: Some(1), ..ChildEnded::default() };
+    world.job.child_ended(world.now, 100, &ended);
+    for _ in 0..60 {
+        world.now += SECOND / 4;
+        world.job.supervisor(world.now, 100);
+        let new = world.directives();
+        world.job.knows_directives(100, world.num_known);
+        world.job.tick(world.now);
+        if new.contains(&start(4)) {
+            return;
+        }
+    }
+    panic!("{:?}", world.job.directives);
+}
+
 /// A process of the generation ends in good order before any has told anything.
 #[test]
 fn the_first_to_be_heard_of_again_may_have_left() {
