@@ -4,9 +4,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::address::HostPort;
-use super::error::require;
+use super::error::{KeyError, KeyErrors, Problem, require};
 use super::key::{KeyInfo, OnResume};
 use super::keys::{Reader, Section};
+use super::sync::SyncConfig;
 
 /// `[observe]`. Files are in the output directory; without `--out` none is written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
@@ -15,6 +16,10 @@ pub struct ObserveConfig {
     /// Write the numbers of each step and evaluation for TensorBoard, into the folder `tensorboard`
     /// of the output directory. See [Outputs](outputs.md#tensorboard).
     pub tensorboard: bool,
+    /// Steps between records of the norms of each parameter, its gradient and its update, in
+    /// `layers.jsonl`. 0 records none. See [Outputs](outputs.md#layersjsonl).
+    #[schemars(extend("unit" = "steps"))]
+    pub layers_every: u64,
     /// Answer `GET /metrics` at this address with the state of the run, for Prometheus and others
     /// that read OpenMetrics. Further processes on a host take the next ports. Everyone who reaches
     /// the address can read it. See [Outputs](outputs.md#prometheus).
@@ -45,5 +50,18 @@ impl Section for ObserveConfig {
             reader.errors.check(require(is_address, "prometheus", address, "HOST:PORT"));
         }
         Some(keys)
+    }
+}
+
+/// Checks what depends on other sections.
+pub(super) fn check(observe: &ObserveConfig, sync: SyncConfig, errors: &mut KeyErrors) {
+    let key = "observe.layers_every";
+    if observe.layers_every > 0 && sync.is_local() && errors.none_of(&[key, "sync.every"]) {
+        let problem = format!(
+            "with sync.every = {} each replica has parameters of its own between outer steps, so \
+             that there are no norms of all; set {key} to 0, or sync.every to 1",
+            sync.every
+        );
+        errors.push(KeyError::new(key, Problem::Inconsistent(problem)));
     }
 }

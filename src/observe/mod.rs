@@ -13,6 +13,7 @@ mod bar;
 mod event;
 mod file;
 mod jsonl;
+mod layers;
 mod messages;
 mod metric;
 mod progress;
@@ -32,10 +33,11 @@ use std::path::PathBuf;
 pub use bar::stdout_columns;
 pub use event::{
     EvalCounts, EvalResult, FailedGeneration, LaunchMetrics, RunEnd, RunEvent, RunInfo,
-    RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepMetrics,
+    RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepLayers, StepMetrics,
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
 pub use jsonl::Jsonl;
+pub use layers::LayersFile;
 pub use messages::{MESSAGE_TARGET, Messages, say, set_messages, write_line};
 pub use metric::{Metric, MetricValues};
 pub use progress::ProgressDisplay;

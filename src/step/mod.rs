@@ -22,6 +22,7 @@ mod init;
 mod inputs;
 mod local;
 mod metrics;
+mod observed;
 mod pipeline;
 mod proof;
 mod repeat;
@@ -44,12 +45,14 @@ pub use metrics::{
     COMPUTED_METRICS, ComputedMetric, GRAD_NORM, METRICS, NONFINITE_LEAF, OfReplicas,
     metrics_of_replicas,
 };
+pub use observed::{StepDiagnostics, trace_observed_step};
 pub use proof::trace_proof;
 pub use repeat::repeat_step;
 pub use section::StateSection;
 pub use signature::{
-    BATCH, FINGERPRINTS, GATHERED, LEARNING_RATE, MAX, METRICS_OUTPUT, MIN, NUM_SKIPPED,
-    REPLICA_LOSS, Results, SCORES, SEED, STEP, SUMS, Signature, SignatureError, WEIGHT, ema_path,
+    BATCH, FINGERPRINTS, GATHERED, LAYER_NORMS, LEARNING_RATE, MAX, METRICS_OUTPUT, MIN,
+    NUM_SKIPPED, REPLICA_LOSS, Results, SCORES, SEED, STEP, SUMS, Signature, SignatureError,
+    WEIGHT, ema_path,
 };
 pub use train::{trace_grad, trace_loss, trace_step};
 

@@ -22,6 +22,8 @@ pub const WEIGHT: &str = "batch.weight";
 pub const METRICS_OUTPUT: &str = "metrics";
 /// Name of the step's output that holds each replica's own mean loss.
 pub const REPLICA_LOSS: &str = "replica_loss";
+/// Name of the output of [`super::trace_observed_step`] that holds norms of each parameter.
+pub const LAYER_NORMS: &str = "layer_norms";
 /// Name of the evaluation's output that holds the global sums.
 pub const SUMS: &str = "sums";
 /// The output of [`super::trace_scores`].

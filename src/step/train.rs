@@ -7,10 +7,11 @@ use super::declare::StepParam;
 use super::finite::{first_nonfinite, recompute_if};
 use super::inputs::StepInputs;
 use super::metrics::{COMPUTED_METRICS, StepValues};
+use super::observed::{StepDiagnostics, norms_of_rows};
 use super::pipeline::Pipeline;
 use super::{
-    DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED, REPLICA_LOSS, STEP, StateSection,
-    StepError, StepSpec, local,
+    DeclaredStep, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED, REPLICA_LOSS, STEP,
+    StateSection, StepError, StepSpec, local,
 };
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
@@ -68,6 +69,14 @@ pub fn trace_step(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 
 /// [`trace_step`] before the graph is simplified.
 pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
+    step_as_observed(step, StepDiagnostics::default())
+}
+
+/// [`step_as_traced`] with what it measures besides.
+pub(super) fn step_as_observed(
+    step: &DeclaredStep<'_>,
+    diagnostics: StepDiagnostics,
+) -> Result<Graph, StepError> {
     let spec = &step.spec;
     let own_axes = spec.own_axes();
     let graph = trace(spec.plan.mesh, |t| {
@@ -79,7 +88,11 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
         let no_parameters = || t.scalar(spec.precision.params, 0.0);
         let grad_norm = global_norm(&gradients.mean, &specs).unwrap_or_else(no_parameters);
 
-        let next = next_state(step, &inputs, learning_rate, &gradients);
+        let (next, updates) = next_state(step, &inputs, learning_rate, &gradients);
+        let layer_norms = diagnostics
+            .layers
+            .then(|| norms_of_rows(&[&inputs.params(), &gradients.mean, &updates], &specs));
+        let layer_norms = layer_norms.flatten();
         let Gradients { totals, mean, scale, .. } = &gradients;
         let next_if = |apply| recompute_if(apply, &next, mean, totals, *scale);
         let is_mean_finite = loss.is_finite().and(grad_norm.is_finite());
@@ -94,6 +107,10 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
             OnNonfinite::Skip => finite,
             OnNonfinite::Stop => finite.and(inputs.num_skipped.equal(0.0)),
         };
+        // Always true: what is measured of the parameters is read before the next ones are written
+        // over them, so that they need no copy.
+        let apply =
+            layer_norms.map_or(apply, |norms| apply.and(!norms.sum().fusion_barrier().less(0.0)));
         let apply = apply.fusion_barrier();
         let next = next_if(apply).map(|path, next| {
             let apply = apply.vary(next.varying());
@@ -118,18 +135,21 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
         let metrics: Vec<_> = metrics.collect();
         t.output_varying(METRICS_OUTPUT, metrics[0].concatenate(&metrics[1..], 0), own_axes);
         t.output_varying(REPLICA_LOSS, replica_loss, spec.plan.batch_axes());
+        if let Some(norms) = layer_norms {
+            t.output(LAYER_NORMS, norms);
+        }
     })?;
     local::check(&graph, own_axes)?;
     Ok(graph)
 }
 
-/// The next value of each leaf except the counters.
+/// The next value of each leaf except the counters; and the updates of the parameters.
 fn next_state<'g>(
     step: &DeclaredStep<'_>,
     inputs: &StepInputs<'g>,
     learning_rate: Tensor<'g>,
     gradients: &Gradients<'g>,
-) -> Tree<Tensor<'g>> {
+) -> (Tree<Tensor<'g>>, Tree<Tensor<'g>>) {
     let params = inputs.params();
     let num_updates = inputs.step - inputs.num_skipped;
     let specs = StateSection::Params.leaves(step.leaves());
@@ -145,7 +165,7 @@ fn next_state<'g>(
     next.extend(StateSection::ModelState.paths(model_state));
     next.extend(StateSection::OptState.paths(opt_state));
     next.extend(StateSection::Comm.paths(gradients.comm.clone()));
-    next
+    (next, updates)
 }
 
 /// Adds the update to the parameter. An update that varies over more axes than the parameter would

@@ -22,6 +22,7 @@ mod memory;
 mod model_values;
 mod nonfinite;
 mod objective;
+mod observed;
 pub mod params_file;
 mod processes;
 pub mod profile;
@@ -67,6 +68,7 @@ pub use fabric_file::{FabricFileError, read_fabric};
 pub use launches::launches;
 pub use model_values::ModelValues;
 pub use objective::build_model;
+pub use observed::ObservedSteps;
 pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
 pub use report::{
     describe_batch, describe_classes, describe_synchronisation, list_collectives, list_sharding,

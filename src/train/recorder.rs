@@ -94,6 +94,7 @@ impl Recorder {
         let choice = SinkChoice {
             out: dir.as_ref().map(RunDir::path),
             is_quiet: !processes.is_first(),
+            has_layers: job.config.observe.layers_every > 0,
             has_tensorboard: job.config.observe.tensorboard,
             prometheus,
         };
@@ -133,6 +134,7 @@ impl Recorder {
             duration: times.total,
             elapsed_secs: self.started.elapsed().as_secs_f64(),
             is_evaluated,
+            layers: results.iter().filter_map(|result| result.layers.clone()).collect(),
         };
         self.progress.launched(results);
         self.sinks.send(&RunEvent::Launch(launch));

@@ -8,7 +8,7 @@ use hlo::{ActivationRows, Axis, DType, Mesh, counted};
 use models::{AttentionKernels, Model, Precision};
 
 use super::fabric_file::choose_all_reduces;
-use super::{CompileSettings, Error};
+use super::{CompileSettings, Error, ObservedSteps};
 use crate::config::{
     AutoOr, BatchSplit, CompileConfig, Compression, Config, GatherDType, KernelsConfig,
     OnNonfinite, OptionValue, ReduceDType, RunLength,
@@ -52,6 +52,8 @@ pub struct Run {
     pub on_nonfinite: OnNonfinite,
     /// Steps of one launch.
     pub steps_per_launch: usize,
+    /// The steps that are observed more closely.
+    pub observed: ObservedSteps,
     /// The form in which programs are written for the platform.
     pub lowering: Lowering,
     /// The kernels that layers call for attention.
@@ -128,6 +130,7 @@ impl Run {
             precision: config.train.precision.dtypes(),
             on_nonfinite: config.train.on_nonfinite,
             steps_per_launch: config.train.steps_per_launch,
+            observed: ObservedSteps::new(&config.observe),
             lowering,
             attention,
             compile: CompileSettings {

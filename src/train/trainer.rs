@@ -11,6 +11,7 @@ use super::evaluate::metric_names;
 use super::gather::Gathers;
 use super::memory::{self, Need};
 use super::model_values::{ModelValues, misfit, piece_of_leaf};
+use super::observed::{LayerRows, ObservedSteps};
 use super::programs::{
     Background, Callable, CompileSettings, LoweredPrograms, NamedLaunch, Programs,
 };
@@ -18,11 +19,11 @@ use super::{Error, Run};
 use crate::checkpoint::Checkpoint;
 use crate::data::HostBatch;
 use crate::lowering::Lowering;
-use crate::observe::{Metric, MetricValues, StartupSpans};
+use crate::observe::{Metric, MetricValues, StartupSpans, StepLayers};
 use crate::pjrt::{Arg, Buffers, Client, Completion, EndTime, Placement};
 use crate::state::State;
 use crate::step::{
-    BATCH, COMPUTED_METRICS, GRAD_NORM, LEARNING_RATE, METRICS_OUTPUT, NONFINITE_LEAF,
+    BATCH, COMPUTED_METRICS, GRAD_NORM, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT, NONFINITE_LEAF,
     REPLICA_LOSS, SEED, StateSection, ema_path, metrics_of_replicas,
 };
 
@@ -57,6 +58,8 @@ pub struct PendingSteps {
     rates: Vec<f64>,
     metrics: Buffers,
     replica_loss: Buffers,
+    /// Of a step that is observed.
+    layer_norms: Option<Buffers>,
     done: Completion,
     launched: Instant,
     end: EndTime,
@@ -98,6 +101,8 @@ pub struct StepResult {
     /// In a run with local steps what each replica of this process has measured, of which `metrics`
     /// is the whole: values of [`METRICS`](crate::step::METRICS).
     pub of_replicas: Vec<Vec<f64>>,
+    /// The norms of each parameter, of a step that has them.
+    pub layers: Option<StepLayers>,
 }
 
 impl StepResult {
@@ -116,6 +121,8 @@ pub struct Trainer {
     batch_axes: AxisSet,
     /// `true` if replicas train on their own between outer steps.
     takes_local_steps: bool,
+    observed: ObservedSteps,
+    layer_rows: LayerRows,
     pub(super) lowering: Lowering,
     pub(super) settings: CompileSettings,
 }
@@ -151,6 +158,7 @@ impl Trainer {
         let seed = client.upload_on(placement, &replicated(seed, placement))?;
         let call = programs.init.call([], |name| (name == SEED).then_some(Arg::Borrow(&seed)))?;
         let leaves = call.results.leaves;
+        let (observed, layer_rows) = (run.observed, LayerRows::new(&specs));
         let state = State::new(client.clone(), placement.clone(), run.plan.mesh, specs, leaves);
         let (batch_axes, lowering) = (run.plan.batch_axes(), run.lowering);
         let takes_local_steps = run.local_steps.is_some();
@@ -162,6 +170,8 @@ impl Trainer {
             seed,
             batch_axes,
             takes_local_steps,
+            observed,
+            layer_rows,
             lowering,
             settings,
         })
@@ -346,13 +356,18 @@ impl Trainer {
     }
 
     /// Launches one step per rate, 1 or `steps_per_launch`, on as many batches, without waiting for
-    /// them.
+    /// them. A step that is [observed](Run::observed) is measured more closely if it is launched by
+    /// itself.
     ///
     /// # Errors
     /// If the batches do not fit, or the launch fails. The state is then lost.
     pub fn launch(&mut self, batch: DeviceBatch, rates: Vec<f64>) -> Result<PendingSteps, Error> {
+        let first = self.state.num_steps();
         let program = match &self.programs.steps {
             Some(steps) if rates.len() > 1 => steps,
+            _ if self.observed.is_observed(first) => {
+                self.programs.observed_of_size_class(batch.size_class)?
+            }
             _ => self.programs.step_of_size_class(batch.size_class)?,
         };
         let rounded: Vec<_> = rates.iter().map(|rate| *rate as f32).collect();
@@ -369,11 +384,22 @@ impl Trainer {
             LEARNING_RATE => Some(Arg::Borrow(&rate)),
             field => batch.arg(field),
         })?;
-        let first = self.state.num_steps();
         let (metrics, replica_loss) = (results.take(METRICS_OUTPUT)?, results.take(REPLICA_LOSS)?);
+        // Most programs have none.
+        let layer_norms = results.take(LAYER_NORMS).ok();
         self.state.put(results.leaves, rates.len() as u64);
         let (end, _inputs) = (done.note_end()?, (batch, rate, spent));
-        Ok(PendingSteps { first, rates, metrics, replica_loss, done, launched, end, _inputs })
+        Ok(PendingSteps {
+            first,
+            rates,
+            metrics,
+            replica_loss,
+            layer_norms,
+            done,
+            launched,
+            end,
+            _inputs,
+        })
     }
 
     /// Waits for the metrics of launched steps. In a run with local steps they are those of the
@@ -382,7 +408,7 @@ impl Trainer {
     /// # Errors
     /// If a launch or a transfer failed.
     pub fn finish(&self, pending: PendingSteps) -> Result<Vec<StepResult>, Error> {
-        let PendingSteps { first, rates, metrics, replica_loss, .. } = pending;
+        let PendingSteps { first, rates, metrics, replica_loss, layer_norms, .. } = pending;
         // The copy is not requested earlier, because XLA's CPU backend would block there until the
         // step ends.
         let of_replicas: Vec<Vec<f64>> = match self.takes_local_steps {
@@ -402,6 +428,10 @@ impl Trainer {
                         result.nonfinite_replicas.push(replica);
                     }
                 }
+            }
+            if let Some(norms) = &layer_norms {
+                let norms = norms.first_to_host()?.wait()?.to_f64();
+                result.layers = Some(self.layer_rows.layers(result.step, &norms));
             }
             Ok(result)
         };
@@ -430,6 +460,7 @@ impl Trainer {
             nonfinite_leaf: nonfinite_leaf.map(str::to_owned),
             metrics,
             of_replicas: if self.takes_local_steps { of_replicas } else { vec![] },
+            layers: None,
         }
     }
 

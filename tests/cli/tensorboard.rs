@@ -11,7 +11,7 @@ use prost::Message;
 use super::{file, lockstep, metrics, names, text, train_args};
 
 /// Numbers by name and step.
-type Scalars = BTreeMap<(String, i64), f32>;
+pub(super) type Scalars = BTreeMap<(String, i64), f32>;
 
 #[derive(Clone, PartialEq, Message)]
 struct Event {
@@ -69,7 +69,7 @@ fn events(path: &Path) -> Vec<Event> {
 
 /// What a reader has after all files: a session that starts at a step voids what was there of it
 /// and of later ones. No number comes twice.
-fn scalars(out: &Path) -> Scalars {
+pub(super) fn scalars(out: &Path) -> Scalars {
     let folder = out.join("tensorboard");
     let mut scalars = Scalars::new();
     for event in names(&folder).iter().flat_map(|name| events(&folder.join(name))) {

@@ -10,7 +10,7 @@ use super::messages::{
     SessionEndInfo, SessionLog, SessionStartInfo, TensorDim, TensorDims, TextTensor, ValueMetadata,
 };
 use crate::observe::event::eval_field;
-use crate::observe::{EvalResult, Status, StepEval, StepMetrics};
+use crate::observe::{EvalResult, Status, StepEval, StepLayers, StepMetrics};
 
 /// The metric that is an event's own time.
 const TIME: &str = "time";
@@ -41,6 +41,16 @@ impl BoardEvent {
         let metrics = eval.metrics.iter().map(|(name, value)| (*name, *value));
         let all = [(EvalResult::LOSS, eval.loss)].into_iter().chain(metrics);
         Self::with(*step, all.map(|(name, value)| scalar(eval_field(name), value)).collect())
+    }
+
+    /// The norms of each parameter: `param_norm/NAME`, and so on.
+    pub(super) fn of_layers(layers: &StepLayers) -> Self {
+        let of_layer = |(place, name): (usize, &String)| {
+            let norms = StepLayers::NORMS.into_iter().zip(layers.of(place));
+            let scalars = norms.map(|(norm, value)| scalar(format!("{norm}/{name}"), value));
+            scalars.collect::<Vec<_>>()
+        };
+        Self::with(layers.step, layers.names.iter().enumerate().flat_map(of_layer).collect())
     }
 
     /// A configuration, as a text.

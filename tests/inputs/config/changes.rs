@@ -116,6 +116,7 @@ fn local_steps_are_those_of_whole_replicas() {
         (&[LOCAL, "parallel.all_reduce=ring"], "leave it out (--unset parallel.all_reduce)"),
         (&[LOCAL, "parallel.fabric=links.json"], "leave it out (--unset parallel.fabric)"),
         (&[LOCAL, "optimizer.ema_decay=0.9"], "leave it out (--unset optimizer.ema_decay)"),
+        (&[LOCAL, "observe.layers_every=9"], "set observe.layers_every to 0, or sync.every to 1"),
         (&["sync.every=0"], "sync.every"),
     ] {
         let error = parse(GOOD, sets).unwrap_err().to_string();
