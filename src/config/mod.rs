@@ -377,8 +377,10 @@ impl Config {
         if let (Some(parallel), Some(optimizer)) = (&parallel, &optimizer) {
             parallel_keys::check_momentum(parallel, optimizer, errors);
         }
-        if let (Some(observe), Some(sync)) = (&observe, sync) {
-            observe::check(observe, sync, errors);
+        if let (Some(observe), Some(sync), Some(parallel)) = (&observe, sync, &parallel)
+            && let (Some(mesh), Some(train)) = (&mesh, &train)
+        {
+            observe::check(observe, (sync, parallel), mesh, train, errors);
         }
         if let (Some(train), Some(mesh)) = (&train, &mesh) {
             check_launches(train, mesh, errors);

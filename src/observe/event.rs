@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::{MetricValues, Status};
+use super::{MetricValues, NoiseAverages, Status};
 
 /// Something that happened in a run. The events of a run come in this order: `Started`; then those
 /// of its steps; `StepsEnded`; `Ended`. A `Message` may come at any time.
@@ -153,6 +153,8 @@ pub struct RunProgress {
     pub eval: Option<StepEval>,
     /// The best evaluation.
     pub best_eval: Option<StepEval>,
+    /// What is known of the noise of gradients.
+    pub noise: NoiseAverages,
 }
 
 /// A launch that has ended, and the metrics of its steps.

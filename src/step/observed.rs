@@ -15,11 +15,14 @@ use crate::optim::squared_norms;
 pub struct StepDiagnostics {
     /// [`LAYER_NORMS`](super::LAYER_NORMS).
     pub layers: bool,
+    /// [`PART_SQUARES`](super::PART_SQUARES), where the batch has [parts](super::BatchParts).
+    pub noise: bool,
 }
 
 /// [`trace_step`](super::trace_step) with what it measures besides: `layer_norms`, `[3, rows]`, the
 /// norms of all parameters before the update, of their gradients before clipping, and of their
-/// updates, each of the whole parameter, in the order of the leaves and of the rows in each.
+/// updates, each of the whole parameter, in the order of the leaves and of the rows in each; and
+/// `part_squares`, a scalar, from gradients before clipping.
 ///
 /// # Errors
 /// As [`trace_step`](super::trace_step).

@@ -3,6 +3,7 @@
 use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tree, trace};
 
 use super::accumulate::{Accumulate, Sequential, Sums};
+use super::batch_parts::square_by_weight;
 use super::declare::StepParam;
 use super::finite::{first_nonfinite, recompute_if};
 use super::inputs::StepInputs;
@@ -10,8 +11,8 @@ use super::metrics::{COMPUTED_METRICS, StepValues};
 use super::observed::{StepDiagnostics, norms_of_rows};
 use super::pipeline::Pipeline;
 use super::{
-    DeclaredStep, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED, REPLICA_LOSS, STEP,
-    StateSection, StepError, StepSpec, local,
+    BatchParts, DeclaredStep, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED,
+    PART_SQUARES, REPLICA_LOSS, STEP, StateSection, StepError, StepSpec, local,
 };
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
@@ -80,7 +81,8 @@ pub(super) fn step_as_observed(
     let spec = &step.spec;
     let own_axes = spec.own_axes();
     let graph = trace(spec.plan.mesh, |t| {
-        let inputs = StepInputs::new(t, step, step.types());
+        let mut inputs = StepInputs::new(t, step, step.types());
+        inputs.parts = diagnostics.noise.then(|| spec.batch_parts()).flatten();
         let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));
         let gradients = gradients(step, &inputs);
         let Gradients { loss, weight, replica_loss, .. } = gradients;
@@ -92,7 +94,7 @@ pub(super) fn step_as_observed(
         let layer_norms = diagnostics
             .layers
             .then(|| norms_of_rows(&[&inputs.params(), &gradients.mean, &updates], &specs));
-        let layer_norms = layer_norms.flatten();
+        let (layer_norms, part_squares) = (layer_norms.flatten(), gradients.part_squares);
         let Gradients { totals, mean, scale, .. } = &gradients;
         let next_if = |apply| recompute_if(apply, &next, mean, totals, *scale);
         let is_mean_finite = loss.is_finite().and(grad_norm.is_finite());
@@ -137,6 +139,9 @@ pub(super) fn step_as_observed(
         t.output_varying(REPLICA_LOSS, replica_loss, spec.plan.batch_axes());
         if let Some(norms) = layer_norms {
             t.output(LAYER_NORMS, norms);
+        }
+        if let Some(squares) = part_squares {
+            t.output(PART_SQUARES, squares);
         }
     })?;
     local::check(&graph, own_axes)?;
@@ -204,12 +209,21 @@ struct Gradients<'g> {
     replica_loss: Tensor<'g>,
     /// Means over the microbatches of the global batch, under the running means' paths.
     observed: Tree<Tensor<'g>>,
+    /// The mean of the squared norms of the gradients of the parts that are measured.
+    part_squares: Option<Tensor<'g>>,
 }
 
 fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &StepInputs<'g>) -> Gradients<'g> {
     let spec = &step.spec;
     let in_step = step.params_in_step(&inputs.params());
-    let Sums { loss, weight, gradients, observed } = sums(step, inputs, &in_step);
+    let Sums { loss, weight, gradients, observed, squares } = sums(step, inputs, &in_step);
+    let squares = match inputs.parts {
+        Some(BatchParts::Shards(axes, _)) => {
+            let square = square_by_weight(step, &gradients, weight, axes);
+            Some(square.all_reduce(Reduction::Sum, axes))
+        }
+        _ => squares,
+    };
     let (totals, comm) =
         inputs.step.tracer().in_backward(|| sum_gradients(step, inputs, gradients));
     let total_weight = global(spec, weight);
@@ -225,6 +239,7 @@ fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &StepInputs<'g>) -> Gradients<
         weight: total_weight,
         replica_loss: replica_loss(spec, loss, weight).vary(spec.plan.batch_axes()),
         observed: observed_everywhere(spec, inputs, &observed),
+        part_squares: squares.map(|squares| squares * scale.convert(squares.dtype())),
     }
 }
 

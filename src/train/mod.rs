@@ -220,6 +220,12 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     for warning in warnings.into_iter().flatten() {
         processes.say(&format!("warning: {warning}"));
     }
+    if run.observed.noise_every > 0 && run.batch_parts(job.model).is_none() {
+        processes.say(
+            "warning: the gradient noise scale cannot be measured here: that needs two batch shards \
+             or microbatches, and none that is surplus",
+        );
+    }
     if options.out.is_none() {
         processes.say("the model will not be saved; --out DIR saves it");
     }

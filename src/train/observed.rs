@@ -13,16 +13,19 @@ use crate::step::{StateSection, StepDiagnostics};
 pub struct ObservedSteps {
     /// Steps between norms of each parameter; 0 for none.
     pub layers_every: u64,
+    /// Steps between measurements of the noise of gradients; 0 for none.
+    pub noise_every: u64,
 }
 
 impl ObservedSteps {
     pub(super) fn new(config: &ObserveConfig) -> Self {
-        Self { layers_every: config.layers_every }
+        Self { layers_every: config.layers_every, noise_every: config.noise_scale_every }
     }
 
     /// What their program measures; `None` if there are no such steps.
     pub(super) fn diagnostics(self) -> Option<StepDiagnostics> {
-        let diagnostics = StepDiagnostics { layers: self.layers_every > 0 };
+        let (layers, noise) = (self.layers_every > 0, self.noise_every > 0);
+        let diagnostics = StepDiagnostics { layers, noise };
         (diagnostics != StepDiagnostics::default()).then_some(diagnostics)
     }
 
@@ -31,14 +34,19 @@ impl ObservedSteps {
         is_last_of(self.layers_every, step)
     }
 
+    /// `true` if the noise of the gradient is measured in this step.
+    pub(super) fn has_noise(self, step: u64) -> bool {
+        is_last_of(self.noise_every, step)
+    }
+
     /// `true` if this step is one of them.
     pub(super) fn is_observed(self, step: u64) -> bool {
-        self.has_layers(step)
+        self.has_layers(step) || self.has_noise(step)
     }
 
     /// The numbers of steps after a multiple of which a launch ends.
-    pub(super) fn stops(self) -> [u64; 1] {
-        [self.layers_every]
+    pub(super) fn stops(self) -> [u64; 2] {
+        [self.layers_every, self.noise_every]
     }
 }
 
@@ -101,9 +109,10 @@ mod tests {
 
     #[test]
     fn the_last_of_so_many_steps_is_observed() {
-        let observed = ObservedSteps { layers_every: 3 };
+        let observed = ObservedSteps { layers_every: 3, noise_every: 4 };
         let steps: Vec<_> = (0..9).filter(|step| observed.is_observed(*step)).collect();
-        assert_eq!(steps, [2, 5, 8]);
+        assert_eq!(steps, [2, 3, 5, 7, 8]);
+        assert!(observed.has_noise(3) && !observed.has_layers(3));
         assert_eq!(ObservedSteps::default().diagnostics(), None);
         assert!(!ObservedSteps::default().is_observed(0));
     }

@@ -16,7 +16,8 @@ use crate::cluster::{Member, SlowPeer};
 use crate::config::{MeshConfig, ObserveConfig};
 use crate::observe::{
     self, EvalResult, FlushLater, LaunchMetrics, Prometheus, RunEnd, RunEvent, RunInfo,
-    RunProgress, SavedCheckpoint, SinkChoice, Sinks, SlowProcess, Status, StepEval, replace_file,
+    RunProgress, SavedCheckpoint, SinkChoice, Sinks, SlowProcess, Status, StepEval, describe_noise,
+    replace_file,
 };
 use crate::state;
 
@@ -43,6 +44,8 @@ pub(super) struct Recorder {
     started: Instant,
     global_batch: usize,
     steps_per_epoch: f64,
+    /// Parts of a batch whose gradients are compared, if they are.
+    num_parts: Option<usize>,
 }
 
 impl Recorder {
@@ -117,6 +120,7 @@ impl Recorder {
             started,
             global_batch: run.batch.global_batch(),
             steps_per_epoch: run.length.steps_per_epoch().map_or(f64::NAN, |steps| steps as f64),
+            num_parts: run.batch_parts(job.model),
         })
     }
 
@@ -126,8 +130,12 @@ impl Recorder {
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let time = time.map_or(f64::NAN, |time| time.as_secs_f64());
         let (global_batch, steps_per_epoch) = (self.global_batch, self.steps_per_epoch);
-        let metrics =
-            |result| HostStep { result, times, time, global_batch, steps_per_epoch }.metrics();
+        let (num_parts, progress) = (self.num_parts, &mut self.progress);
+        let metrics = |result| {
+            let noise_scale =
+                num_parts.and_then(|parts| progress.measured(result, global_batch, parts));
+            HostStep { result, times, time, global_batch, steps_per_epoch, noise_scale }.metrics()
+        };
         let launch = LaunchMetrics {
             steps: results.iter().map(metrics).collect(),
             num_steps: times.num_steps,
@@ -197,6 +205,9 @@ impl Recorder {
         params: Option<&Tree<Literal>>,
     ) -> Outcome {
         self.sinks.send(&RunEvent::StepsEnded);
+        if let Some(scale) = self.num_parts.and_then(|_| self.progress.run().noise.scale()) {
+            self.say(&describe_noise(scale, self.global_batch));
+        }
         let mut errors = vec![];
         // Parameters first: of all files they are the most expensive to lose.
         if let (Some(dir), Some(params)) = (&self.dir, params) {

@@ -21,7 +21,7 @@ use crate::parallel::{
     QuantizedSum, Synchronize, TopKSum,
 };
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
-use crate::step::{BatchField, LocalSteps, StepSpec};
+use crate::step::{BatchField, BatchParts, LocalSteps, StepSpec};
 use crate::targets::StepPipeline;
 
 /// A configuration resolved against the data and the mesh. It needs no plugin.
@@ -148,6 +148,13 @@ impl Run {
     /// The specification of the step for a model.
     pub fn spec<'a>(&'a self, model: &'a dyn Model) -> StepSpec<'a> {
         self.spec_of(model, &self.fields)
+    }
+
+    /// The parts of a batch whose gradients are compared, if the noise of gradients is measured
+    /// and there are several.
+    pub fn batch_parts(&self, model: &dyn Model) -> Option<usize> {
+        let parts = (self.observed.noise_every > 0).then(|| self.spec(model).batch_parts())?;
+        parts.map(BatchParts::count)
     }
 
     /// The pipeline of the step, if it has one.

@@ -24,7 +24,7 @@ use crate::pjrt::{Arg, Buffers, Client, Completion, EndTime, Placement};
 use crate::state::State;
 use crate::step::{
     BATCH, COMPUTED_METRICS, GRAD_NORM, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT, NONFINITE_LEAF,
-    REPLICA_LOSS, SEED, StateSection, ema_path, metrics_of_replicas,
+    PART_SQUARES, REPLICA_LOSS, SEED, StateSection, ema_path, metrics_of_replicas,
 };
 
 /// The batches of a launch, on their way to the devices: the step's `batch.*` inputs by name.
@@ -60,6 +60,7 @@ pub struct PendingSteps {
     replica_loss: Buffers,
     /// Of a step that is observed.
     layer_norms: Option<Buffers>,
+    part_squares: Option<Buffers>,
     done: Completion,
     launched: Instant,
     end: EndTime,
@@ -103,6 +104,8 @@ pub struct StepResult {
     pub of_replicas: Vec<Vec<f64>>,
     /// The norms of each parameter, of a step that has them.
     pub layers: Option<StepLayers>,
+    /// The mean of the squared norms of the gradients of parts of the batch, of a step that has it.
+    pub part_squares: Option<f64>,
 }
 
 impl StepResult {
@@ -387,6 +390,7 @@ impl Trainer {
         let (metrics, replica_loss) = (results.take(METRICS_OUTPUT)?, results.take(REPLICA_LOSS)?);
         // Most programs have none.
         let layer_norms = results.take(LAYER_NORMS).ok();
+        let part_squares = results.take(PART_SQUARES).ok();
         self.state.put(results.leaves, rates.len() as u64);
         let (end, _inputs) = (done.note_end()?, (batch, rate, spent));
         Ok(PendingSteps {
@@ -395,6 +399,7 @@ impl Trainer {
             metrics,
             replica_loss,
             layer_norms,
+            part_squares,
             done,
             launched,
             end,
@@ -408,7 +413,10 @@ impl Trainer {
     /// # Errors
     /// If a launch or a transfer failed.
     pub fn finish(&self, pending: PendingSteps) -> Result<Vec<StepResult>, Error> {
-        let PendingSteps { first, rates, metrics, replica_loss, layer_norms, .. } = pending;
+        let PendingSteps { first, rates, metrics, replica_loss, layer_norms, part_squares, .. } =
+            pending;
+        let (has_layers, has_noise) =
+            (self.observed.has_layers(first), self.observed.has_noise(first));
         // The copy is not requested earlier, because XLA's CPU backend would block there until the
         // step ends.
         let of_replicas: Vec<Vec<f64>> = match self.takes_local_steps {
@@ -429,9 +437,12 @@ impl Trainer {
                     }
                 }
             }
-            if let Some(norms) = &layer_norms {
+            if let Some(norms) = layer_norms.as_ref().filter(|_| has_layers) {
                 let norms = norms.first_to_host()?.wait()?.to_f64();
                 result.layers = Some(self.layer_rows.layers(result.step, &norms));
+            }
+            if let Some(squares) = part_squares.as_ref().filter(|_| has_noise) {
+                result.part_squares = squares.first_to_host()?.wait()?.to_f64().first().copied();
             }
             Ok(result)
         };
@@ -461,6 +472,7 @@ impl Trainer {
             metrics,
             of_replicas: if self.takes_local_steps { of_replicas } else { vec![] },
             layers: None,
+            part_squares: None,
         }
     }
 

@@ -1,5 +1,5 @@
 //! `observe.layers_every`: the norms of each parameter in `layers.jsonl`, for TensorBoard, and on
-//! the page of `report`.
+//! the page of `report`; and `observe.noise_scale_every`.
 
 use std::fs;
 use std::path::Path;
@@ -83,4 +83,45 @@ fn without_the_key_there_is_no_file_and_the_page_says_how_to_get_one() {
     let to = dir.path().join("page.html");
     lockstep(&["report", "--to", text(&to), text(&out)]).succeeded();
     assert!(fs::read_to_string(to).unwrap().contains("observe.layers_every = 100 records them"));
+}
+
+#[test]
+fn the_critical_batch_stands_beside_the_global_batch() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let sets = ["train.epochs=2", "mesh.data=2", "observe.noise_scale_every=4"];
+    let run = lockstep(&train_args(&sets, &["--json", "--out", text(&out)])).succeeded();
+    let (lines, summary) = (metrics(&out), run.json());
+    let scale = summary["noise_scale"].as_f64().unwrap();
+    for (step, line) in lines.iter().enumerate() {
+        assert_eq!(line.get("noise_scale").is_some(), step >= 3, "{line}");
+    }
+    assert_eq!(lines[43]["noise_scale"], scale);
+    let text_of = format!(
+        "radient noise scale: it suggests a critical batch of about {scale:.0} examples; the \
+         global batch is 64:"
+    );
+    assert!(scale > 0.0 && run.stderr.contains(&format!("g{text_of}")), "{}", run.stderr);
+    let to = dir.path().join("page.html");
+    let page = lockstep(&["report", "--to", text(&to), text(&out)]);
+    page.succeeded();
+    let page = fs::read_to_string(to).unwrap();
+    assert!(page.contains(&format!("G{text_of}")) && page.contains("data-chart=\"noise_scale\""));
+}
+
+/// Surplus microbatches are repeated examples: a run with them goes on, and says what it lacks.
+#[test]
+fn with_surplus_microbatches_there_is_no_noise_scale() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let sets = [
+        "train.epochs=1",
+        "mesh.data=3",
+        "train.microbatch=16",
+        "observe.noise_scale_every=4",
+        "model.hidden=[8]",
+    ];
+    let run = lockstep(&train_args(&sets, &["--out", text(&out)])).succeeded();
+    assert!(run.stderr.contains("none that is surplus"), "{}", run.stderr);
+    assert!(metrics(&out).iter().all(|line| line.get("noise_scale").is_none()));
 }
