@@ -15,8 +15,9 @@ use super::{BatchSplit, MeshConfig, ParallelConfig, TrainConfig};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Default)]
 #[serde(default)]
 pub struct ObserveConfig {
-    /// Write the numbers of each step and evaluation for TensorBoard, into the folder `tensorboard`
-    /// of the output directory. See [Outputs](outputs.md#tensorboard).
+    /// Write the numbers of each step and evaluation for TensorBoard, with `layers_every` also
+    /// histograms of the parameters, into the folder `tensorboard` of the output directory. See
+    /// [Outputs](outputs.md#tensorboard).
     pub tensorboard: bool,
     /// Steps between records of the norms of each parameter, its gradient and its update, in
     /// `layers.jsonl`. 0 records none. See [Outputs](outputs.md#layersjsonl).

@@ -189,6 +189,12 @@ pub struct StepLayers {
     pub grad_norm: Vec<f64>,
     /// Norms of their updates.
     pub update_norm: Vec<f64>,
+    /// How many values of each parameter are in each of the [`HistogramBuckets`], parameter by
+    /// parameter; empty if they are not counted. Of a large parameter these are evenly spaced
+    /// samples.
+    ///
+    /// [`HistogramBuckets`]: super::HistogramBuckets
+    pub counts: Vec<u32>,
 }
 
 impl StepLayers {

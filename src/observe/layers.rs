@@ -112,6 +112,7 @@ mod tests {
             param_norm: vec![4.0, 0.0],
             grad_norm: vec![1.0, f64::NAN],
             update_norm: vec![0.5, 0.0],
+            counts: vec![],
         };
         RunEvent::Launch(LaunchMetrics { layers: vec![layers], ..LaunchMetrics::default() })
     }

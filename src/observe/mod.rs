@@ -12,6 +12,7 @@
 mod bar;
 mod event;
 mod file;
+mod histogram;
 mod jsonl;
 mod layers;
 mod messages;
@@ -37,6 +38,7 @@ pub use event::{
     RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepLayers, StepMetrics,
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
+pub use histogram::HistogramBuckets;
 pub use jsonl::Jsonl;
 pub use layers::LayersFile;
 pub use messages::{MESSAGE_TARGET, Messages, say, set_messages, write_line};

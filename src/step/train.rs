@@ -8,11 +8,11 @@ use super::declare::StepParam;
 use super::finite::{first_nonfinite, recompute_if};
 use super::inputs::StepInputs;
 use super::metrics::{COMPUTED_METRICS, StepValues};
-use super::observed::{StepDiagnostics, norms_of_rows};
+use super::observed::{StepDiagnostics, counts_of_rows, norms_of_rows};
 use super::pipeline::Pipeline;
 use super::{
-    BatchParts, DeclaredStep, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED,
-    PART_SQUARES, REPLICA_LOSS, STEP, StateSection, StepError, StepSpec, local,
+    BatchParts, DeclaredStep, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT,
+    NUM_SKIPPED, PART_SQUARES, REPLICA_LOSS, STEP, StateSection, StepError, StepSpec, local,
 };
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
@@ -91,10 +91,12 @@ pub(super) fn step_as_observed(
         let grad_norm = global_norm(&gradients.mean, &specs).unwrap_or_else(no_parameters);
 
         let (next, updates) = next_state(step, &inputs, learning_rate, &gradients);
-        let layer_norms = diagnostics
-            .layers
-            .then(|| norms_of_rows(&[&inputs.params(), &gradients.mean, &updates], &specs));
-        let (layer_norms, part_squares) = (layer_norms.flatten(), gradients.part_squares);
+        let params = inputs.params();
+        let norms = || norms_of_rows(&[&params, &gradients.mean, &updates], &specs);
+        let layer_norms = diagnostics.layers.then(norms).flatten();
+        let counts = || counts_of_rows(&params, &specs);
+        let layer_counts = diagnostics.histograms.then(counts).flatten();
+        let part_squares = gradients.part_squares;
         let Gradients { totals, mean, scale, .. } = &gradients;
         let next_if = |apply| recompute_if(apply, &next, mean, totals, *scale);
         let is_mean_finite = loss.is_finite().and(grad_norm.is_finite());
@@ -111,8 +113,9 @@ pub(super) fn step_as_observed(
         };
         // Always true: what is measured of the parameters is read before the next ones are written
         // over them, so that they need no copy.
-        let apply =
-            layer_norms.map_or(apply, |norms| apply.and(!norms.sum().fusion_barrier().less(0.0)));
+        let measured = layer_norms.into_iter().chain(layer_counts);
+        let apply = measured
+            .fold(apply, |apply, measured| apply.and(!measured.sum().fusion_barrier().less(0.0)));
         let apply = apply.fusion_barrier();
         let next = next_if(apply).map(|path, next| {
             let apply = apply.vary(next.varying());
@@ -139,6 +142,9 @@ pub(super) fn step_as_observed(
         t.output_varying(REPLICA_LOSS, replica_loss, spec.plan.batch_axes());
         if let Some(norms) = layer_norms {
             t.output(LAYER_NORMS, norms);
+        }
+        if let Some(counts) = layer_counts {
+            t.output(LAYER_COUNTS, counts);
         }
         if let Some(squares) = part_squares {
             t.output(PART_SQUARES, squares);

@@ -164,12 +164,14 @@ mod tests {
             checkpoint_every: 0,
             saves_best: false,
             outer_every: 1,
-            observed: ObservedSteps { layers_every: 10, noise_every: 0 },
+            observed: ObservedSteps { layers_every: 10, ..ObservedSteps::default() },
         };
         let launches: Vec<_> = events.launches(0, 4).map(|launch| launch.end).collect();
         assert_eq!(launches, [4, 8, 9, 10, 14, 18, 19, 20, 21, 22, 23]);
-        let events =
-            DueSteps { observed: ObservedSteps { layers_every: 0, noise_every: 8 }, ..events };
+        let events = DueSteps {
+            observed: ObservedSteps { noise_every: 8, ..ObservedSteps::default() },
+            ..events
+        };
         let launches: Vec<_> = events.launches(0, 4).map(|launch| launch.end).collect();
         assert_eq!(launches, [4, 5, 6, 7, 8, 12, 13, 14, 15, 16, 20, 21, 22, 23]);
     }

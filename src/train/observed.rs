@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hlo::{LeafSpec, Tree, row_paths, rows};
 
 use crate::config::ObserveConfig;
-use crate::observe::StepLayers;
+use crate::observe::{HistogramBuckets, StepLayers};
 use crate::step::{StateSection, StepDiagnostics};
 
 /// The steps that another program takes, which measures more.
@@ -13,19 +13,25 @@ use crate::step::{StateSection, StepDiagnostics};
 pub struct ObservedSteps {
     /// Steps between norms of each parameter; 0 for none.
     pub layers_every: u64,
+    /// `true` if the values of each parameter are counted, too.
+    pub has_histograms: bool,
     /// Steps between measurements of the noise of gradients; 0 for none.
     pub noise_every: u64,
 }
 
 impl ObservedSteps {
     pub(super) fn new(config: &ObserveConfig) -> Self {
-        Self { layers_every: config.layers_every, noise_every: config.noise_scale_every }
+        Self {
+            layers_every: config.layers_every,
+            has_histograms: config.layers_every > 0 && config.tensorboard,
+            noise_every: config.noise_scale_every,
+        }
     }
 
     /// What their program measures; `None` if there are no such steps.
     pub(super) fn diagnostics(self) -> Option<StepDiagnostics> {
         let (layers, noise) = (self.layers_every > 0, self.noise_every > 0);
-        let diagnostics = StepDiagnostics { layers, noise };
+        let diagnostics = StepDiagnostics { layers, histograms: self.has_histograms, noise };
         (diagnostics != StepDiagnostics::default()).then_some(diagnostics)
     }
 
@@ -72,15 +78,19 @@ impl LayerRows {
         Self { places: names.iter().filter_map(place).collect(), names }
     }
 
-    /// The norms of a step, from those that its program has: `[3, rows]`.
-    pub fn layers(&self, step: u64, norms: &[f64]) -> StepLayers {
+    /// The norms of a step, from those that its program has: `[3, rows]`; and the counts, from
+    /// `[rows, buckets]`, if it has them.
+    pub fn layers(&self, step: u64, norms: &[f64], counts: &[f64]) -> StepLayers {
         let mut of_kind = norms.chunks(self.names.len().max(1)).map(|norms| {
             let norm = |place: &usize| norms.get(*place).copied().unwrap_or(f64::NAN);
             self.places.iter().map(norm).collect()
         });
         let mut next = || of_kind.next().unwrap_or_default();
         let (param_norm, grad_norm, update_norm) = (next(), next(), next());
-        StepLayers { step, names: self.names.clone(), param_norm, grad_norm, update_norm }
+        let of_row = |place: &usize| counts.chunks(HistogramBuckets::COUNT).nth(*place);
+        let counts = self.places.iter().filter_map(of_row).flatten();
+        let counts = counts.map(|count| *count as u32).collect();
+        StepLayers { step, names: self.names.clone(), param_norm, grad_norm, update_norm, counts }
     }
 }
 
@@ -99,17 +109,21 @@ mod tests {
         let leaves = [leaf("embed", 0), leaf("blocks.*.a", 2), leaf("blocks.*.b", 2)];
         let rows = LayerRows::new(&leaves.into_iter().collect());
         let norms: Vec<_> = (0..15).map(f64::from).collect();
-        let layers = rows.layers(7, &norms);
+        let of_row = |row: u32| [f64::from(row); HistogramBuckets::COUNT];
+        let counts: Vec<_> = (0..5).flat_map(of_row).collect();
+        let layers = rows.layers(7, &norms, &counts);
         let names = ["embed", "blocks.0.a", "blocks.0.b", "blocks.1.a", "blocks.1.b"];
         assert_eq!(layers.names[..], names);
         assert_eq!(layers.param_norm, [0.0, 1.0, 3.0, 2.0, 4.0]);
         assert_eq!(layers.grad_norm, [5.0, 6.0, 8.0, 7.0, 9.0]);
+        let counts = layers.counts.chunks(HistogramBuckets::COUNT).map(|counts| counts[74]);
+        assert_eq!(counts.collect::<Vec<_>>(), [0, 1, 3, 2, 4]);
         assert_eq!(layers.update_norm, [10.0, 11.0, 13.0, 12.0, 14.0]);
     }
 
     #[test]
     fn the_last_of_so_many_steps_is_observed() {
-        let observed = ObservedSteps { layers_every: 3, noise_every: 4 };
+        let observed = ObservedSteps { layers_every: 3, noise_every: 4, has_histograms: false };
         let steps: Vec<_> = (0..9).filter(|step| observed.is_observed(*step)).collect();
         assert_eq!(steps, [2, 3, 5, 7, 8]);
         assert!(observed.has_noise(3) && !observed.has_layers(3));

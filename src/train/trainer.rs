@@ -23,8 +23,8 @@ use crate::observe::{Metric, MetricValues, StartupSpans, StepLayers};
 use crate::pjrt::{Arg, Buffers, Client, Completion, EndTime, Placement};
 use crate::state::State;
 use crate::step::{
-    BATCH, COMPUTED_METRICS, GRAD_NORM, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT, NONFINITE_LEAF,
-    PART_SQUARES, REPLICA_LOSS, SEED, StateSection, ema_path, metrics_of_replicas,
+    BATCH, COMPUTED_METRICS, GRAD_NORM, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT,
+    NONFINITE_LEAF, PART_SQUARES, REPLICA_LOSS, SEED, StateSection, ema_path, metrics_of_replicas,
 };
 
 /// The batches of a launch, on their way to the devices: the step's `batch.*` inputs by name.
@@ -60,6 +60,7 @@ pub struct PendingSteps {
     replica_loss: Buffers,
     /// Of a step that is observed.
     layer_norms: Option<Buffers>,
+    layer_counts: Option<Buffers>,
     part_squares: Option<Buffers>,
     done: Completion,
     launched: Instant,
@@ -390,6 +391,7 @@ impl Trainer {
         let (metrics, replica_loss) = (results.take(METRICS_OUTPUT)?, results.take(REPLICA_LOSS)?);
         // Most programs have none.
         let layer_norms = results.take(LAYER_NORMS).ok();
+        let layer_counts = results.take(LAYER_COUNTS).ok();
         let part_squares = results.take(PART_SQUARES).ok();
         self.state.put(results.leaves, rates.len() as u64);
         let (end, _inputs) = (done.note_end()?, (batch, rate, spent));
@@ -399,6 +401,7 @@ impl Trainer {
             metrics,
             replica_loss,
             layer_norms,
+            layer_counts,
             part_squares,
             done,
             launched,
@@ -413,8 +416,8 @@ impl Trainer {
     /// # Errors
     /// If a launch or a transfer failed.
     pub fn finish(&self, pending: PendingSteps) -> Result<Vec<StepResult>, Error> {
-        let PendingSteps { first, rates, metrics, replica_loss, layer_norms, part_squares, .. } =
-            pending;
+        let PendingSteps { first, rates, metrics, replica_loss, .. } = pending;
+        let PendingSteps { layer_norms, layer_counts, part_squares, .. } = pending;
         let (has_layers, has_noise) =
             (self.observed.has_layers(first), self.observed.has_noise(first));
         // The copy is not requested earlier, because XLA's CPU backend would block there until the
@@ -439,7 +442,11 @@ impl Trainer {
             }
             if let Some(norms) = layer_norms.as_ref().filter(|_| has_layers) {
                 let norms = norms.first_to_host()?.wait()?.to_f64();
-                result.layers = Some(self.layer_rows.layers(result.step, &norms));
+                let counts = match &layer_counts {
+                    Some(counts) => counts.first_to_host()?.wait()?.to_f64(),
+                    None => vec![],
+                };
+                result.layers = Some(self.layer_rows.layers(result.step, &norms, &counts));
             }
             if let Some(squares) = part_squares.as_ref().filter(|_| has_noise) {
                 result.part_squares = squares.first_to_host()?.wait()?.to_f64().first().copied();

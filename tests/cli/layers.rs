@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::tensorboard::scalars;
+use super::tensorboard::{histograms, scalars};
 use super::{lockstep, metrics, text, train_args};
 
 fn lines(out: &Path) -> Vec<Value> {
@@ -55,6 +55,17 @@ fn a_run_that_is_continued_has_the_norms_of_each_observed_step_once() {
         let grad_norm = metrics[step as usize]["grad_norm"].as_f64().unwrap();
         assert!((squares.sqrt() - grad_norm).abs() < 1e-5 * grad_norm, "{line}: {grad_norm}");
     }
+
+    // All 64 x 8 weights, in buckets one after the other, around the norm's share of each.
+    let histograms = histograms(&out);
+    assert_eq!(histograms.len(), 4 * 6);
+    let buckets = &histograms[&("params/blocks.0.linear.weight".to_owned(), 39)];
+    assert_eq!(buckets.iter().map(|bucket| bucket[2]).sum::<f64>(), 512.0);
+    assert!(buckets.windows(2).all(|pair| pair[0][1] == pair[1][0]), "{buckets:?}");
+    let param_norm = lines[3]["layers"]["blocks.0.linear.weight"]["param_norm"].as_f64().unwrap();
+    let middle = |bucket: &[f64; 3]| bucket[2] * ((bucket[0] + bucket[1]) / 2.0).powi(2);
+    let from_buckets = buckets.iter().map(middle).sum::<f64>().sqrt();
+    assert!((from_buckets / param_norm - 1.0).abs() < 0.05, "{from_buckets}: {param_norm}");
 
     let to = dir.path().join("page.html");
     let report = lockstep(&["report", "--json", "--to", text(&to), text(&out)]).succeeded().json();

@@ -37,6 +37,14 @@ struct Value {
     tag: String,
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
+    #[prost(message, optional, tag = "8")]
+    tensor: Option<Tensor>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Tensor {
+    #[prost(double, repeated, tag = "6")]
+    double_val: Vec<f64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -83,6 +91,21 @@ pub(super) fn scalars(out: &Path) -> Scalars {
         }
     }
     scalars
+}
+
+/// The histograms: left and right end and number of values of each bucket.
+pub(super) fn histograms(out: &Path) -> BTreeMap<(String, i64), Vec<[f64; 3]>> {
+    let folder = out.join("tensorboard");
+    let events = names(&folder).into_iter().flat_map(|name| events(&folder.join(name)));
+    let values = events.flat_map(|event| {
+        let values = event.summary.into_iter().flat_map(|summary| summary.value);
+        values.map(move |value| (event.step, value))
+    });
+    let with_numbers = values.filter_map(|(step, value)| {
+        let numbers = value.tensor.filter(|tensor| !tensor.double_val.is_empty())?.double_val;
+        Some(((value.tag, step), numbers.chunks(3).map(|x| x.try_into().unwrap()).collect()))
+    });
+    with_numbers.collect()
 }
 
 /// The numbers of `metrics.jsonl`.

@@ -1,11 +1,12 @@
-//! What some steps measure besides: norms of each parameter, its gradient and its update, against
-//! the parameters before and after the step.
+//! What some steps measure besides: norms of each parameter, its gradient and its update, and
+//! counts of its values, against the parameters before and after the step.
 
 use std::path::Path;
 
 use hlo::{Literal, Tree};
 use lockstep::config::Config;
 use lockstep::data::{self, TrainBatches};
+use lockstep::observe::HistogramBuckets;
 use lockstep::state;
 use lockstep::train::{Run, StepResult, Trainer, open_devices};
 
@@ -66,6 +67,19 @@ impl Training {
     }
 }
 
+/// How many values are in each bucket, and whether one is so near an edge that it may be in either
+/// of two.
+fn counts(values: &[f64]) -> (Vec<u32>, bool) {
+    let edges = HistogramBuckets::edges();
+    let (mut counts, mut is_at_an_edge) = (vec![0; HistogramBuckets::COUNT], false);
+    for value in values {
+        let bucket = edges[1..HistogramBuckets::COUNT].partition_point(|edge| edge <= value);
+        counts[bucket] += 1;
+        is_at_an_edge |= edges.iter().any(|edge| (value / edge - 1.0).abs() < 1e-6);
+    }
+    (counts, is_at_an_edge)
+}
+
 fn norm(values: impl Iterator<Item = f64>) -> f64 {
     values.map(|x| x * x).sum::<f64>().sqrt()
 }
@@ -93,7 +107,9 @@ fn norms_are_those_of_whole_parameters_and_the_run_is_the_same_to_the_bit() {
     ];
     for mesh in meshes {
         let mut plain = Training::new(mesh);
-        let mut observed = Training::new(&[mesh, &["observe.layers_every=2"]].concat());
+        let sets = ["observe.layers_every=2", "observe.tensorboard=true"];
+        let mut observed = Training::new(&[mesh, &sets[..]].concat());
+        let mut num_counted = 0;
         for step in 0..4 {
             let before = observed.params();
             let result = observed.step();
@@ -108,6 +124,11 @@ fn norms_are_those_of_whole_parameters_and_the_run_is_the_same_to_the_bit() {
             for (place, name) in layers.names.iter().enumerate() {
                 let [before, after] = [&before, &after].map(|params| params[name].to_f64());
                 let update = norm(after.iter().zip(&before).map(|(after, before)| after - before));
+                let found = layers.counts.chunks(HistogramBuckets::COUNT).nth(place).unwrap();
+                let (expected, is_at_an_edge) = counts(&before);
+                assert_eq!(found.iter().sum::<u32>() as usize, before.len(), "{what}, {name}");
+                assert!(is_at_an_edge || *found == expected, "{what}, {name}: {found:?}");
+                num_counted += usize::from(!is_at_an_edge);
                 let param = norm(before.into_iter());
                 let found = layers.of(place);
                 let expected = [param, update / RATE, update, update / param];
@@ -124,6 +145,7 @@ fn norms_are_those_of_whole_parameters_and_the_run_is_the_same_to_the_bit() {
             }
             assert_close(&what, norm(layers.grad_norm.iter().copied()), result.grad_norm);
         }
+        assert!(num_counted > 20, "{mesh:?}: {num_counted}");
         let [plain, observed] = [&plain, &observed].map(|of| state::fingerprint(&of.params()));
         assert_eq!(plain, observed, "{mesh:?}");
     }
