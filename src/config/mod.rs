@@ -257,8 +257,9 @@ impl Config {
             train.insert("batch_per_replica".to_owned(), 1.into());
             train.remove("steps_per_launch");
         }
-        // Evaluation reads parameters after an outer step, on any mesh.
+        // Evaluation reads parameters after an outer step, on any mesh, and records no steps.
         keys.remove("sync");
+        keys.remove("observe");
         // Evaluation normalizes with running means, whatever the groups were.
         if let Some(group) = keys.get_mut("model").and_then(|model| model.get_mut(NORM_GROUP)) {
             *group = 1.into();
@@ -358,7 +359,7 @@ impl Config {
         let compile = read_section(file, errors);
         let checkpoint = read_section(file, errors);
         let cluster = read_section(file, errors);
-        let observe = read_section(file, errors);
+        let observe: Option<ObserveConfig> = read_section(file, errors);
         let check = read_section(file, errors);
         if let (Some(optimizer), Some(train)) = (&optimizer, &train)
             && errors.none_of(&["train.precision"])
@@ -377,6 +378,11 @@ impl Config {
         }
         if let (Some(parallel), Some(optimizer)) = (&parallel, &optimizer) {
             parallel_keys::check_momentum(parallel, optimizer, errors);
+        }
+        if let (Some(observe), Some(sync), Some(parallel)) = (&observe, sync, &parallel)
+            && let (Some(mesh), Some(train)) = (&mesh, &train)
+        {
+            observe::check(observe, (sync, parallel), mesh, train, errors);
         }
         if let (Some(train), Some(mesh)) = (&train, &mesh) {
             check_launches(train, mesh, errors);

@@ -1,12 +1,13 @@
 //! The events of a run, as plain data.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{MetricValues, Status};
+use super::{MetricValues, NoiseAverages, Status};
 
 /// Something that happened in a run. The events of a run come in this order: `Started`; then those
 /// of its steps; `StepsEnded`; `Ended`. A `Message` may come at any time.
@@ -182,6 +183,8 @@ pub struct RunProgress {
     pub eval: Option<StepEval>,
     /// The best evaluation.
     pub best_eval: Option<StepEval>,
+    /// What is known of the noise of gradients.
+    pub noise: NoiseAverages,
 }
 
 /// A launch that has ended, and the metrics of its steps.
@@ -199,6 +202,43 @@ pub struct LaunchMetrics {
     pub elapsed_secs: f64,
     /// `true` if the last step is followed by an evaluation. A run that is stopped gives it up.
     pub is_evaluated: bool,
+    /// The norms of each parameter, for steps among these that have them.
+    pub layers: Vec<StepLayers>,
+}
+
+/// The norms of each parameter in a step, in the order of the names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepLayers {
+    /// Index of the step, from 0.
+    pub step: u64,
+    /// The parameters as files name them.
+    pub names: Arc<[String]>,
+    /// Norms of the parameters before the update.
+    pub param_norm: Vec<f64>,
+    /// Norms of their gradients, before clipping.
+    pub grad_norm: Vec<f64>,
+    /// Norms of their updates.
+    pub update_norm: Vec<f64>,
+    /// How many values of each parameter are in each of the [`HistogramBuckets`], parameter by
+    /// parameter; empty if they are not counted. Of a large parameter these are evenly spaced
+    /// samples.
+    ///
+    /// [`HistogramBuckets`]: super::HistogramBuckets
+    pub counts: Vec<u32>,
+}
+
+impl StepLayers {
+    /// What is known of each parameter: names, in the order of [`Self::of`].
+    pub const NORMS: [&str; 4] = ["param_norm", "grad_norm", "update_norm", "update_ratio"];
+
+    /// The numbers of the parameter at this place among the names; the last is the norm of the
+    /// update as a share of the parameter's.
+    pub fn of(&self, place: usize) -> [f64; 4] {
+        let norms = [&self.param_norm, &self.grad_norm, &self.update_norm];
+        let [param, grad, update] =
+            norms.map(|norms| norms.get(place).copied().unwrap_or(f64::NAN));
+        [param, grad, update, update / param]
+    }
 }
 
 /// One training step.

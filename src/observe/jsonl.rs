@@ -20,9 +20,9 @@ use super::{
 /// are counted, and the run fails at its end.
 pub struct Jsonl {
     path: PathBuf,
-    writer: Option<Writer<Lines<WholeLines>>>,
+    writer: Option<Writer<LinesOfSteps<WholeLines>>>,
     /// The line of a step that is followed by an evaluation, until that has been made.
-    held: Option<Line>,
+    held: Option<StepLine>,
     /// For the next line.
     slow: Vec<SlowProcess>,
     /// Why the file could not be made.
@@ -31,7 +31,7 @@ pub struct Jsonl {
 
 /// A line of the file.
 #[derive(Default, Serialize)]
-struct Line {
+pub(super) struct StepLine {
     #[serde(flatten)]
     step: StepMetrics,
     #[serde(flatten)]
@@ -62,7 +62,7 @@ impl Sink for Jsonl {
         match event {
             RunEvent::Started(info) => {
                 let first_step = info.resumed_from.as_ref().map(|_| info.progress.num_steps);
-                match open(&self.path, first_step) {
+                match open(&self.path, first_step, true) {
                     Ok(writer) => self.writer = Some(writer),
                     Err(error) => self.error = Some(error),
                 }
@@ -71,7 +71,7 @@ impl Sink for Jsonl {
                 for step in &launch.steps {
                     self.write_held();
                     let slow_processes = std::mem::take(&mut self.slow);
-                    self.held = Some(Line { step: step.clone(), eval: None, slow_processes });
+                    self.held = Some(StepLine { step: step.clone(), eval: None, slow_processes });
                 }
                 if !launch.is_evaluated {
                     self.write_held();
@@ -110,21 +110,27 @@ impl Sink for Jsonl {
 }
 
 /// What the thread is given.
-enum Entry {
-    Line(Line),
+pub(super) enum Entry {
+    Line(StepLine),
+    /// A line of another file, of this step.
+    Other(u64, Vec<u8>),
     /// An evaluation after a step that the file already has.
     Evaluated(StepEval),
 }
 
 /// Makes an empty file or, for a run that is resumed after `first_step` steps, keeps the lines
-/// before them; and starts the thread.
-fn open(path: &Path, first_step: Option<u64>) -> Result<Writer<Lines<WholeLines>>, Error> {
+/// before them; and starts the thread. Without `is_each` only some steps have a line.
+pub(super) fn open(
+    path: &Path,
+    first_step: Option<u64>,
+    is_each: bool,
+) -> Result<Writer<LinesOfSteps<WholeLines>>, Error> {
     let failed = |source| Error::Write { path: path.to_owned(), source };
     let (file, last) = match first_step.filter(|_| path.exists()) {
-        Some(first_step) => WholeLines::continued(path, first_step).map_err(failed)?,
+        Some(first_step) => WholeLines::continued(path, first_step, is_each).map_err(failed)?,
         None => (WholeLines { file: File::create_new(path).map_err(failed)?, len: 0 }, vec![]),
     };
-    let mut lines = Lines::new(file, path.to_owned());
+    let mut lines = LinesOfSteps::new(file, path.to_owned());
     lines.last = last;
     Writer::start(path, lines)
 }
@@ -133,7 +139,7 @@ fn open(path: &Path, first_step: Option<u64>) -> Result<Writer<Lines<WholeLines>
 const MAX_PENDING_BYTES: usize = 64 << 20;
 
 /// Where lines go.
-trait Append: Send + 'static {
+pub(super) trait Append: Send + 'static {
     /// Appends `bytes`, which are whole lines. An error comes with the number of bytes that were
     /// written, all of them in whole lines.
     fn append(&mut self, bytes: &[u8]) -> Result<(), (usize, io::Error)>;
@@ -143,7 +149,7 @@ trait Append: Send + 'static {
 }
 
 /// A file that always ends with a whole line, unless the process is killed while it writes one.
-struct WholeLines {
+pub(super) struct WholeLines {
     file: File,
     len: u64,
 }
@@ -151,7 +157,7 @@ struct WholeLines {
 impl WholeLines {
     /// A file that is there, without its lines from `first_step` on: those steps are taken again.
     /// Its last line is returned: an evaluation may be added to it.
-    fn continued(path: &Path, first_step: u64) -> io::Result<(Self, Vec<u8>)> {
+    fn continued(path: &Path, first_step: u64, is_each: bool) -> io::Result<(Self, Vec<u8>)> {
         let text = std::fs::read(path)?;
         let step_of = |line: &[u8]| {
             let line: serde_json::Value = serde_json::from_slice(line).unwrap_or_default();
@@ -164,7 +170,7 @@ impl WholeLines {
         let kept = lines.take_while(|line| line.ends_with(b"\n") && is_kept(line));
         let kept: Vec<_> = kept.collect();
         let num_lines = kept.len();
-        if num_lines as u64 != first_step {
+        if is_each && num_lines as u64 != first_step {
             let path = path.display();
             say(&format!("{path} has {num_lines} of {first_step} steps before the checkpoint"));
         }
@@ -215,7 +221,7 @@ impl Append for WholeLines {
 }
 
 /// Lines that wait to be written.
-struct Lines<A> {
+pub(super) struct LinesOfSteps<A> {
     target: A,
     path: PathBuf,
     pending: Vec<u8>,
@@ -226,16 +232,18 @@ struct Lines<A> {
     is_failing: bool,
 }
 
-impl<A: Append> Lines<A> {
+impl<A: Append> LinesOfSteps<A> {
     fn new(target: A, path: PathBuf) -> Self {
         Self { target, path, pending: vec![], last: vec![], num_lost: 0, is_failing: false }
     }
 
-    fn add_line(&mut self, line: &Line) {
-        let step = line.step.step;
+    fn add_line(&mut self, line: &StepLine) {
         self.last.clear();
         // Serializing numbers into memory does not fail.
-        let line = serde_json::to_vec(line).unwrap_or_default();
+        self.add_bytes(line.step.step, serde_json::to_vec(line).unwrap_or_default());
+    }
+
+    fn add_bytes(&mut self, step: u64, line: Vec<u8>) {
         // Lines after a lost one are lost, too: the file has no gaps.
         if self.num_lost > 0 || self.pending.len() + line.len() >= MAX_PENDING_BYTES {
             if self.num_lost == 0 {
@@ -278,12 +286,13 @@ impl<A: Append> Lines<A> {
     }
 }
 
-impl<A: Append> WriterTarget for Lines<A> {
+impl<A: Append> WriterTarget for LinesOfSteps<A> {
     type Item = Entry;
 
     fn add(&mut self, entry: Entry) {
         match entry {
             Entry::Line(line) => self.add_line(&line),
+            Entry::Other(step, line) => self.add_bytes(step, line),
             Entry::Evaluated(found) => self.add_to_last(&found),
         }
     }
@@ -496,10 +505,10 @@ mod tests {
     #[test]
     fn lines_wait_until_there_is_room_for_them() {
         let disk = FullAtFirst { num_failures: 2, written: vec![] };
-        let mut lines = Lines::new(disk, "metrics.jsonl".into());
+        let mut lines = LinesOfSteps::new(disk, "metrics.jsonl".into());
         for step in 0..4 {
             let metrics = StepMetrics { step, ..StepMetrics::default() };
-            lines.add_line(&Line { step: metrics, ..Line::default() });
+            lines.add_line(&StepLine { step: metrics, ..StepLine::default() });
             assert_eq!(lines.try_to_write(), step < 2);
         }
         let text = String::from_utf8(lines.target.written.clone()).unwrap();
@@ -512,12 +521,12 @@ mod tests {
     #[test]
     fn what_is_kept_in_memory_is_bounded_and_what_is_lost_counted() {
         let disk = FullAtFirst { num_failures: 1, written: vec![] };
-        let mut lines = Lines::new(disk, "metrics.jsonl".into());
+        let mut lines = LinesOfSteps::new(disk, "metrics.jsonl".into());
         lines.pending = vec![b'\n'; MAX_PENDING_BYTES - 1];
-        lines.add_line(&Line::default());
+        lines.add_line(&StepLine::default());
         assert!(lines.try_to_write());
         assert!(!lines.try_to_write());
-        lines.add_line(&Line::default());
+        lines.add_line(&StepLine::default());
         assert!(lines.pending.is_empty(), "no line follows a gap");
         let error = lines.flush().unwrap_err().to_string();
         assert!(error.contains("the lines of 2 steps are lost"), "{error}");
@@ -530,8 +539,8 @@ mod tests {
             return;
         }
         let file = File::options().write(true).open(full).unwrap();
-        let mut lines = Lines::new(WholeLines { file, len: 0 }, full.to_owned());
-        lines.add_line(&Line::default());
+        let mut lines = LinesOfSteps::new(WholeLines { file, len: 0 }, full.to_owned());
+        lines.add_line(&StepLine::default());
         assert!(lines.try_to_write());
         let error = lines.flush().unwrap_err().to_string();
         assert!(error.contains("cannot write /dev/full: No space left"), "{error}");

@@ -30,6 +30,8 @@ impl Metric {
     pub const LOSS: &'static str = "loss";
     /// Updates skipped so far because a value was not finite.
     pub const NUM_SKIPPED: &'static str = "num_skipped";
+    /// The batch that the noise of gradients suggests, in examples.
+    pub const NOISE_SCALE: &'static str = "noise_scale";
 
     /// A number that only files have.
     pub const fn number(name: &'static str) -> Self {

@@ -12,9 +12,12 @@
 mod bar;
 mod event;
 mod file;
+mod histogram;
 mod jsonl;
+mod layers;
 mod messages;
 mod metric;
+mod noise;
 mod progress;
 mod prometheus;
 mod sink;
@@ -32,12 +35,15 @@ use std::path::PathBuf;
 pub use bar::stdout_columns;
 pub use event::{
     EvalCounts, EvalResult, FailedGeneration, GenerationStart, LaunchMetrics, RunEnd, RunEvent,
-    RunInfo, RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepMetrics,
+    RunInfo, RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepLayers, StepMetrics,
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
+pub use histogram::HistogramBuckets;
 pub use jsonl::Jsonl;
+pub use layers::LayersFile;
 pub use messages::{MESSAGE_TARGET, Messages, say, set_messages, write_line};
 pub use metric::{Metric, MetricValues};
+pub use noise::{NoiseAverages, describe_noise};
 pub use progress::ProgressDisplay;
 pub use prometheus::Prometheus;
 pub use sink::{FlushLater, Sink, SinkChoice, Sinks};

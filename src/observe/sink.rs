@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use super::{
-    Error, Jsonl, Prometheus, RunEvent, RunInfo, Summary, SummaryFile, TensorBoard, Terminal,
+    Error, Jsonl, LayersFile, Prometheus, RunEvent, RunInfo, Summary, SummaryFile, TensorBoard,
+    Terminal,
 };
 
 /// Waits until everything that a sink got before has been written, on any thread.
@@ -39,6 +40,8 @@ pub struct SinkChoice<'a> {
     pub out: Option<&'a Path>,
     /// `true` for all processes but the one that reports about the run on the terminal.
     pub is_quiet: bool,
+    /// `true` if the norms of each parameter are among them.
+    pub has_layers: bool,
     /// `true` if the files of TensorBoard are among them.
     pub has_tensorboard: bool,
     /// The endpoint of this process.
@@ -58,10 +61,13 @@ impl Sinks {
     /// # Errors
     /// A file that cannot be written.
     pub fn start(choice: SinkChoice<'_>, info: RunInfo) -> Result<Self, Error> {
-        let SinkChoice { out, is_quiet, has_tensorboard, prometheus } = choice;
+        let SinkChoice { out, is_quiet, has_layers, has_tensorboard, prometheus } = choice;
         let mut others: Vec<Box<dyn Sink>> = vec![];
         if let Some(dir) = out {
             others.push(Box::new(Jsonl::new(dir)));
+            if has_layers {
+                others.push(Box::new(LayersFile::new(dir)));
+            }
             if has_tensorboard {
                 others.push(Box::new(TensorBoard::new(dir)));
             }

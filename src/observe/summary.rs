@@ -49,6 +49,9 @@ pub struct Summary {
     pub eval_step: Option<u64>,
     /// The best evaluation so far.
     pub best_eval: Option<StepEval>,
+    /// The batch that the noise of gradients suggests, in examples, if it is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub noise_scale: Option<f64>,
     /// Median step time in milliseconds.
     pub median_step_ms: Option<f64>,
     /// Seconds from the start of the process to the end of the first launch.
@@ -212,6 +215,7 @@ impl Sink for SummaryFile {
                     summary.evaluated(eval);
                 }
                 summary.best_eval = progress.best_eval.clone();
+                summary.noise_scale = progress.noise.scale();
                 self.save();
             }
             RunEvent::Launch(launch) => {
@@ -225,6 +229,8 @@ impl Sink for SummaryFile {
                 if let Some(last) = launch.steps.last() {
                     summary.steps = last.step + 1;
                     summary.final_loss = last.values.get(Metric::LOSS);
+                    let noise_scale = last.values.get(Metric::NOISE_SCALE);
+                    summary.noise_scale = noise_scale.or(summary.noise_scale);
                     let num_skipped = last.values.get(Metric::NUM_SKIPPED);
                     summary.num_skipped = num_skipped.map_or(0, |count| count as u64);
                 }

@@ -30,6 +30,7 @@ pub use lars::scale_by_lars;
 pub use mask::{InvalidPattern, Mask};
 pub use momentum::momentum;
 pub use norm::global_norm;
+pub(crate) use norm::squared_norms;
 pub use per_parameter::{Decayed, RateFactors, scale_rates};
 pub use rules::{adam, adamw, from_config, from_config_after_momentum, lamb, lars, sgd};
 pub use trust_ratio::scale_by_trust_ratio;

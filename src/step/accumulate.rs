@@ -1,12 +1,13 @@
 //! Accumulation: the microbatches of a replica's part of the batch, and the sums over them.
 
 use hlo::random::Key;
-use hlo::{DType, Tensor, TensorType, Tree, grad};
+use hlo::{AxisSet, DType, Tensor, TensorType, Tree, grad};
 use models::{Batch, Scope, Training};
 
+use super::batch_parts::square_by_weight;
 use super::declare::StepParam;
 use super::inputs::StepInputs;
-use super::{DeclaredStep, StateSection};
+use super::{BatchParts, DeclaredStep, StateSection};
 
 /// Sums over examples of this replica.
 pub(super) struct Sums<'g> {
@@ -18,19 +19,24 @@ pub(super) struct Sums<'g> {
     pub gradients: Vec<Tensor<'g>>,
     /// The observations of each running mean, added up over microbatches that are not surplus.
     pub observed: Vec<Tensor<'g>>,
+    /// The squared norms of the gradients of each microbatch, divided by their weights, where the
+    /// parts of the batch that are measured are microbatches.
+    pub squares: Option<Tensor<'g>>,
 }
 
 impl<'g> Sums<'g> {
     fn values(&self) -> impl Iterator<Item = Tensor<'g>> {
-        let Self { loss, weight, gradients, observed } = self;
-        [*loss, *weight].into_iter().chain(gradients.iter().chain(observed).copied())
+        let Self { loss, weight, gradients, observed, squares } = self;
+        [*loss, *weight].into_iter().chain(gradients.iter().chain(observed).chain(squares).copied())
     }
 
     /// As many sums as in `self`, of these values.
     fn with<'b>(&self, values: &[Tensor<'b>]) -> Sums<'b> {
-        let (gradients, observed) = values[2..].split_at(self.gradients.len());
+        let (gradients, rest) = values[2..].split_at(self.gradients.len());
+        let (observed, squares) = rest.split_at(self.observed.len());
         let (gradients, observed) = (gradients.to_vec(), observed.to_vec());
-        Sums { loss: values[0], weight: values[1], gradients, observed }
+        let squares = squares.first().copied();
+        Sums { loss: values[0], weight: values[1], gradients, observed, squares }
     }
 }
 
@@ -80,6 +86,11 @@ impl Accumulate for Sequential {
                 let weight = spec.weights(index.tracer(), || first_example);
                 let batch = Batch { fields, weight };
                 let more = microbatch(step, &params, &model_state, &batch, training, is_training);
+                let square = carry
+                    .sums
+                    .squares
+                    .map(|_| square_by_weight(step, &more.gradients, more.weight, AxisSet::EMPTY));
+                let more = Sums { squares: square, ..more };
                 let sums: Vec<_> =
                     carry.sums.values().zip(more.values()).map(|(sum, more)| sum + more).collect();
                 Carry { sums: carry.sums.with(&sums), ..carry }.values()
@@ -120,8 +131,10 @@ impl<'g> Carry<'g> {
             false => vec![],
         };
         let observed = model_state.values().map(|ty| t.full(ty.dtype, &ty.dims, 0.0)).collect();
+        let has_squares = is_training && matches!(inputs.parts, Some(BatchParts::Microbatches(_)));
+        let squares = has_squares.then(|| none.convert(none.dtype().accumulation()));
         Self {
-            sums: Sums { loss: none, weight: none, gradients, observed },
+            sums: Sums { loss: none, weight: none, gradients, observed, squares },
             params: params.values().map(|p| p.once_per_step.unwrap_or(p.tensor)).collect(),
             key: inputs.training.key.words(),
             first_example: inputs.first_example,
@@ -200,5 +213,6 @@ fn microbatch<'g>(
             missing
         })
     });
-    Sums { loss: of_loss, weight: of_weight, gradients, observed: observed.collect() }
+    let observed = observed.collect();
+    Sums { loss: of_loss, weight: of_weight, gradients, observed, squares: None }
 }

@@ -4,7 +4,7 @@ use hlo::random::Key;
 use hlo::{DType, Tensor, TensorType, Tracer, Tree};
 use models::{Batch, Training};
 
-use super::{DeclaredStep, NUM_SKIPPED, SEED, STEP, StateSection, local};
+use super::{BatchParts, DeclaredStep, NUM_SKIPPED, SEED, STEP, StateSection, local};
 
 /// The inputs shared by loss, gradient and step.
 pub(super) struct StepInputs<'g> {
@@ -19,6 +19,8 @@ pub(super) struct StepInputs<'g> {
     /// scalar, beyond the end of the batch if that microbatch is surplus.
     pub first_example: Tensor<'g>,
     pub training: Training<'g>,
+    /// The parts of the batch whose gradients are measured.
+    pub parts: Option<BatchParts>,
 }
 
 impl<'g> StepInputs<'g> {
@@ -39,7 +41,8 @@ impl<'g> StepInputs<'g> {
             batch.weight = spec.weights(t, || first_example);
         }
         let training = spec.training(Key::from_seed(seed).fold_in(step), first_example);
-        Self { first_example, training, leaves, state, step, num_skipped, batch }
+        let parts = None;
+        Self { first_example, training, parts, leaves, state, step, num_skipped, batch }
     }
 
     pub fn params(&self) -> Tree<Tensor<'g>> {

@@ -13,6 +13,7 @@
 //! them, [`Signature`] orders them.
 
 mod accumulate;
+mod batch_parts;
 mod declare;
 mod eval;
 mod finite;
@@ -22,6 +23,7 @@ mod init;
 mod inputs;
 mod local;
 mod metrics;
+mod observed;
 mod pipeline;
 mod proof;
 mod repeat;
@@ -33,6 +35,7 @@ use hlo::{Graph, passes, rewrites, verify};
 
 use crate::optim::InvalidPattern;
 
+pub use batch_parts::BatchParts;
 pub use declare::{BatchField, DeclaredStep, StepSpec};
 pub use eval::{EvalSums, TallyKind, trace_eval, trace_scores};
 pub use finite::{first_nonfinite, recompute_if};
@@ -44,12 +47,14 @@ pub use metrics::{
     COMPUTED_METRICS, ComputedMetric, GRAD_NORM, METRICS, NONFINITE_LEAF, OfReplicas,
     metrics_of_replicas,
 };
+pub use observed::{StepDiagnostics, trace_observed_step};
 pub use proof::trace_proof;
 pub use repeat::repeat_step;
 pub use section::StateSection;
 pub use signature::{
-    BATCH, FINGERPRINTS, GATHERED, LEARNING_RATE, MAX, METRICS_OUTPUT, MIN, NUM_SKIPPED,
-    REPLICA_LOSS, Results, SCORES, SEED, STEP, SUMS, Signature, SignatureError, WEIGHT, ema_path,
+    BATCH, FINGERPRINTS, GATHERED, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE, MAX, METRICS_OUTPUT,
+    MIN, NUM_SKIPPED, PART_SQUARES, REPLICA_LOSS, Results, SCORES, SEED, STEP, SUMS, Signature,
+    SignatureError, WEIGHT, ema_path,
 };
 pub use train::{trace_grad, trace_loss, trace_step};
 

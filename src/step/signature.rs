@@ -22,6 +22,14 @@ pub const WEIGHT: &str = "batch.weight";
 pub const METRICS_OUTPUT: &str = "metrics";
 /// Name of the step's output that holds each replica's own mean loss.
 pub const REPLICA_LOSS: &str = "replica_loss";
+/// Name of the output of [`super::trace_observed_step`] that holds counts of each parameter's
+/// values, in buckets.
+pub const LAYER_COUNTS: &str = "layer_counts";
+/// Name of its output that holds norms of each parameter.
+pub const LAYER_NORMS: &str = "layer_norms";
+/// Name of its output that holds the mean, weighted by the examples, of the squared norms of the
+/// gradients of [parts](super::BatchParts) of the batch.
+pub const PART_SQUARES: &str = "part_squares";
 /// Name of the evaluation's output that holds the global sums.
 pub const SUMS: &str = "sums";
 /// The output of [`super::trace_scores`].

@@ -3,14 +3,16 @@
 use hlo::{DType, Graph, Reduction, Tensor, TensorType, Tree, trace};
 
 use super::accumulate::{Accumulate, Sequential, Sums};
+use super::batch_parts::square_by_weight;
 use super::declare::StepParam;
 use super::finite::{first_nonfinite, recompute_if};
 use super::inputs::StepInputs;
 use super::metrics::{COMPUTED_METRICS, StepValues};
+use super::observed::{StepDiagnostics, counts_of_rows, norms_of_rows};
 use super::pipeline::Pipeline;
 use super::{
-    DeclaredStep, LEARNING_RATE, METRICS_OUTPUT, NUM_SKIPPED, REPLICA_LOSS, STEP, StateSection,
-    StepError, StepSpec, local,
+    BatchParts, DeclaredStep, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT,
+    NUM_SKIPPED, PART_SQUARES, REPLICA_LOSS, STEP, StateSection, StepError, StepSpec, local,
 };
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
@@ -68,10 +70,19 @@ pub fn trace_step(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
 
 /// [`trace_step`] before the graph is simplified.
 pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
+    step_as_observed(step, StepDiagnostics::default())
+}
+
+/// [`step_as_traced`] with what it measures besides.
+pub(super) fn step_as_observed(
+    step: &DeclaredStep<'_>,
+    diagnostics: StepDiagnostics,
+) -> Result<Graph, StepError> {
     let spec = &step.spec;
     let own_axes = spec.own_axes();
     let graph = trace(spec.plan.mesh, |t| {
-        let inputs = StepInputs::new(t, step, step.types());
+        let mut inputs = StepInputs::new(t, step, step.types());
+        inputs.parts = diagnostics.noise.then(|| spec.batch_parts()).flatten();
         let learning_rate = t.input(LEARNING_RATE, TensorType::new(DType::F32, &[]));
         let gradients = gradients(step, &inputs);
         let Gradients { loss, weight, replica_loss, .. } = gradients;
@@ -79,7 +90,13 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
         let no_parameters = || t.scalar(spec.precision.params, 0.0);
         let grad_norm = global_norm(&gradients.mean, &specs).unwrap_or_else(no_parameters);
 
-        let next = next_state(step, &inputs, learning_rate, &gradients);
+        let (next, updates) = next_state(step, &inputs, learning_rate, &gradients);
+        let params = inputs.params();
+        let norms = || norms_of_rows(&[&params, &gradients.mean, &updates], &specs);
+        let layer_norms = diagnostics.layers.then(norms).flatten();
+        let counts = || counts_of_rows(&params, &specs);
+        let layer_counts = diagnostics.histograms.then(counts).flatten();
+        let part_squares = gradients.part_squares;
         let Gradients { totals, mean, scale, .. } = &gradients;
         let next_if = |apply| recompute_if(apply, &next, mean, totals, *scale);
         let is_mean_finite = loss.is_finite().and(grad_norm.is_finite());
@@ -94,6 +111,11 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
             OnNonfinite::Skip => finite,
             OnNonfinite::Stop => finite.and(inputs.num_skipped.equal(0.0)),
         };
+        // Always true: what is measured of the parameters is read before the next ones are written
+        // over them, so that they need no copy.
+        let measured = layer_norms.into_iter().chain(layer_counts);
+        let apply = measured
+            .fold(apply, |apply, measured| apply.and(!measured.sum().fusion_barrier().less(0.0)));
         let apply = apply.fusion_barrier();
         let next = next_if(apply).map(|path, next| {
             let apply = apply.vary(next.varying());
@@ -118,18 +140,27 @@ pub(super) fn step_as_traced(step: &DeclaredStep<'_>) -> Result<Graph, StepError
         let metrics: Vec<_> = metrics.collect();
         t.output_varying(METRICS_OUTPUT, metrics[0].concatenate(&metrics[1..], 0), own_axes);
         t.output_varying(REPLICA_LOSS, replica_loss, spec.plan.batch_axes());
+        if let Some(norms) = layer_norms {
+            t.output(LAYER_NORMS, norms);
+        }
+        if let Some(counts) = layer_counts {
+            t.output(LAYER_COUNTS, counts);
+        }
+        if let Some(squares) = part_squares {
+            t.output(PART_SQUARES, squares);
+        }
     })?;
     local::check(&graph, own_axes)?;
     Ok(graph)
 }
 
-/// The next value of each leaf except the counters.
+/// The next value of each leaf except the counters; and the updates of the parameters.
 fn next_state<'g>(
     step: &DeclaredStep<'_>,
     inputs: &StepInputs<'g>,
     learning_rate: Tensor<'g>,
     gradients: &Gradients<'g>,
-) -> Tree<Tensor<'g>> {
+) -> (Tree<Tensor<'g>>, Tree<Tensor<'g>>) {
     let params = inputs.params();
     let num_updates = inputs.step - inputs.num_skipped;
     let specs = StateSection::Params.leaves(step.leaves());
@@ -145,7 +176,7 @@ fn next_state<'g>(
     next.extend(StateSection::ModelState.paths(model_state));
     next.extend(StateSection::OptState.paths(opt_state));
     next.extend(StateSection::Comm.paths(gradients.comm.clone()));
-    next
+    (next, updates)
 }
 
 /// Adds the update to the parameter. An update that varies over more axes than the parameter would
@@ -184,12 +215,21 @@ struct Gradients<'g> {
     replica_loss: Tensor<'g>,
     /// Means over the microbatches of the global batch, under the running means' paths.
     observed: Tree<Tensor<'g>>,
+    /// The mean of the squared norms of the gradients of the parts that are measured.
+    part_squares: Option<Tensor<'g>>,
 }
 
 fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &StepInputs<'g>) -> Gradients<'g> {
     let spec = &step.spec;
     let in_step = step.params_in_step(&inputs.params());
-    let Sums { loss, weight, gradients, observed } = sums(step, inputs, &in_step);
+    let Sums { loss, weight, gradients, observed, squares } = sums(step, inputs, &in_step);
+    let squares = match inputs.parts {
+        Some(BatchParts::Shards(axes, _)) => {
+            let square = square_by_weight(step, &gradients, weight, axes);
+            Some(square.all_reduce(Reduction::Sum, axes))
+        }
+        _ => squares,
+    };
     let (totals, comm) =
         inputs.step.tracer().in_backward(|| sum_gradients(step, inputs, gradients));
     let total_weight = global(spec, weight);
@@ -205,6 +245,7 @@ fn gradients<'g>(step: &DeclaredStep<'_>, inputs: &StepInputs<'g>) -> Gradients<
         weight: total_weight,
         replica_loss: replica_loss(spec, loss, weight).vary(spec.plan.batch_axes()),
         observed: observed_everywhere(spec, inputs, &observed),
+        part_squares: squares.map(|squares| squares * scale.convert(squares.dtype())),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::launches;
+use super::{ObservedSteps, launches};
 use crate::config::Config;
 
 /// The steps of a run after which something is due.
@@ -20,6 +20,8 @@ pub(super) struct DueSteps {
     saves_best: bool,
     /// Steps from one outer step to the next, 1 if replicas meet in each step.
     outer_every: u64,
+    /// The steps that are launched alone.
+    observed: ObservedSteps,
 }
 
 /// The events that are due after a step, in the order of the fields.
@@ -43,6 +45,7 @@ impl DueSteps {
             checkpoint_every: config.checkpoint.every_steps,
             saves_best: config.checkpoint.keep_best,
             outer_every: config.sync.every,
+            observed: ObservedSteps::new(&config.observe),
         }
     }
 
@@ -80,7 +83,7 @@ impl DueSteps {
     }
 
     /// The steps of each launch from `first` on, of at most `steps_per_launch` steps: something is
-    /// due only after the last step of one.
+    /// due only after the last step of one. A step that is observed is one by itself.
     pub fn launches(
         &self,
         first: u64,
@@ -88,7 +91,13 @@ impl DueSteps {
     ) -> impl Iterator<Item = Range<u64>> + Send + use<> {
         let outer = if self.outer_every > 1 { self.outer_every } else { 0 };
         let stops = [self.proof_every, self.eval_every, self.checkpoint_every, outer];
-        launches(first..self.total_steps, steps_per_launch, &stops)
+        let (observed, total_steps) = (self.observed, self.total_steps);
+        let stops = [&stops[..], &observed.stops()].concat();
+        launches(first..total_steps, steps_per_launch, &stops).flat_map(move |launch| {
+            let is_observed = launch.clone().any(|step| observed.is_observed(step));
+            let size = if is_observed { 1 } else { launch.end - launch.start };
+            launch.step_by(size.max(1) as usize).map(move |start| start..start + size)
+        })
     }
 }
 
@@ -120,6 +129,7 @@ mod tests {
                 checkpoint_every: 0,
                 saves_best: false,
                 outer_every: 1,
+                observed: ObservedSteps::default(),
             };
             assert_eq!(due(&events), [proofs, evals.clone()], "{events:?}");
             assert_eq!(events.has_proofs(), proof_every > 0);
@@ -138,10 +148,32 @@ mod tests {
             checkpoint_every: 0,
             saves_best: false,
             outer_every: 5,
+            observed: ObservedSteps::default(),
         };
         assert_eq!(due(&events), [vec![10, 15, 25, 30], vec![10, 20, 30]]);
         let launches: Vec<_> = events.launches(0, 4).map(|launch| launch.end).collect();
         assert_eq!(launches, [4, 5, 6, 7, 8, 9, 10, 14, 15, 19, 20, 21, 25, 26, 27, 28, 29, 30]);
+    }
+
+    #[test]
+    fn steps_that_are_observed_are_launched_alone() {
+        let events = DueSteps {
+            total_steps: 23,
+            proof_every: 0,
+            eval_every: 0,
+            checkpoint_every: 0,
+            saves_best: false,
+            outer_every: 1,
+            observed: ObservedSteps { layers_every: 10, ..ObservedSteps::default() },
+        };
+        let launches: Vec<_> = events.launches(0, 4).map(|launch| launch.end).collect();
+        assert_eq!(launches, [4, 8, 9, 10, 14, 18, 19, 20, 21, 22, 23]);
+        let events = DueSteps {
+            observed: ObservedSteps { noise_every: 8, ..ObservedSteps::default() },
+            ..events
+        };
+        let launches: Vec<_> = events.launches(0, 4).map(|launch| launch.end).collect();
+        assert_eq!(launches, [4, 5, 6, 7, 8, 12, 13, 14, 15, 16, 20, 21, 22, 23]);
     }
 
     #[test]
@@ -154,6 +186,7 @@ mod tests {
                 checkpoint_every: 6,
                 saves_best: true,
                 outer_every: 1,
+                observed: ObservedSteps::default(),
             };
             let mut next = 0;
             for launch in events.launches(0, 4) {

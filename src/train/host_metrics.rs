@@ -33,6 +33,8 @@ pub(super) struct HostStep<'a> {
     pub global_batch: usize,
     /// NaN if the data has no end.
     pub steps_per_epoch: f64,
+    /// The batch that the noise of gradients suggests, if it has been measured.
+    pub noise_scale: Option<f64>,
 }
 
 /// A metric, and its value; `None` in a run that cannot know it.
@@ -57,6 +59,7 @@ const PLACE: &[HostMetric] = &[
 
 /// Those that stand after it.
 const TIMES: &[HostMetric] = &[
+    HostMetric { metric: Metric::number(Metric::NOISE_SCALE), value: |step| step.noise_scale },
     HostMetric { metric: Metric::number("step_ms"), value: |step| Some(step.ms(step.times.total)) },
     HostMetric {
         metric: Metric::number("launch_delay_ms").summed_as("launch_delay_secs"),
@@ -126,12 +129,12 @@ mod tests {
             data_wait: ms(0),
             collective_wait: Some(ms(6)),
         };
-        let line = |times| {
-            let (global_batch, steps_per_epoch) = (64, 8.0);
-            let step =
-                HostStep { result: &result, times, time: 7.0, global_batch, steps_per_epoch };
+        let line_of = |times, noise_scale| {
+            let (result, time, global_batch, steps_per_epoch) = (&result, 7.0, 64, 8.0);
+            let step = HostStep { result, times, time, global_batch, steps_per_epoch, noise_scale };
             serde_json::to_string(&step.metrics()).unwrap()
         };
+        let line = |times| line_of(times, None);
         let expected = "{\"step\":3,\"time\":7.0,\"epoch\":0.5,\"examples\":256,\"lr\":0.1,\
                         \"loss\":0.5,\"grad_norm\":2.0,\"num_skipped\":1,\"step_ms\":5.0,\
                         \"launch_delay_ms\":2.0,\"host_ms\":1.0,\"data_wait_ms\":0.0,\
@@ -139,6 +142,10 @@ mod tests {
         assert_eq!(line(times), expected);
         let alone = line(LaunchTimes { collective_wait: None, ..times });
         assert_eq!(alone, expected.replace("\"collective_wait_ms\":3.0,", ""));
+
+        let with_noise = line_of(times, Some(0.5));
+        let expected = expected.replace("\"step_ms\"", "\"noise_scale\":0.5,\"step_ms\"");
+        assert_eq!(with_noise, expected);
 
         let docs = include_str!("../../docs/outputs.md");
         let host = PLACE.iter().chain(TIMES).map(|host| &host.metric);

@@ -22,6 +22,7 @@ mod memory;
 mod model_values;
 mod nonfinite;
 mod objective;
+mod observed;
 pub mod params_file;
 mod processes;
 pub mod profile;
@@ -67,6 +68,7 @@ pub use fabric_file::{FabricFileError, read_fabric};
 pub use launches::launches;
 pub use model_values::ModelValues;
 pub use objective::build_model;
+pub use observed::ObservedSteps;
 pub use programs::{Callable, CompileSettings, NamedLaunch, Programs};
 pub use report::{
     describe_batch, describe_classes, describe_synchronisation, list_collectives, list_sharding,
@@ -217,6 +219,12 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     ];
     for warning in warnings.into_iter().flatten() {
         processes.say(&format!("warning: {warning}"));
+    }
+    if run.observed.noise_every > 0 && run.batch_parts(job.model).is_none() {
+        processes.say(
+            "warning: the gradient noise scale cannot be measured here: that needs two batch shards \
+             or microbatches, and none that is surplus",
+        );
     }
     if options.out.is_none() {
         processes.say("the model will not be saved; --out DIR saves it");

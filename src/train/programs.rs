@@ -160,6 +160,9 @@ pub struct Programs {
     pub steps: Option<Callable>,
     /// The programs of smaller batches; see [`Run::smaller_fields`].
     pub smaller: Vec<SmallerPrograms>,
+    /// The step that is observed, for each size class of batches and then the full size; none if
+    /// no step is.
+    observed: Vec<Background>,
     /// params, model_state, batch, weight -> sums.
     pub eval: Background,
     /// state -> fingerprints, min, max.
@@ -194,6 +197,12 @@ impl Programs {
         self.smaller.get(size_class).map_or(Ok(&self.step), |smaller| smaller.step.get())
     }
 
+    /// As [`Self::step_of_size_class`], of a step that is observed.
+    pub(super) fn observed_of_size_class(&self, size_class: usize) -> Result<&Callable, Error> {
+        let programs = self.observed.get(size_class).or(self.observed.last());
+        programs.map_or_else(|| self.step_of_size_class(size_class), Background::get)
+    }
+
     /// The evaluation of a batch of a size class.
     ///
     /// # Errors
@@ -210,7 +219,7 @@ impl Programs {
     /// The programs that evaluations and smaller batches need, and the first step does not.
     pub fn background(&self) -> impl Iterator<Item = &Background> {
         let smaller = self.smaller.iter().flat_map(|smaller| [&smaller.step, &smaller.eval]);
-        smaller.chain([&self.eval])
+        self.observed.iter().chain(smaller).chain([&self.eval])
     }
 }
 
@@ -251,6 +260,8 @@ pub struct LoweredPrograms {
     steps: Option<UncompiledProgram>,
     /// Step and evaluation of smaller batches.
     smaller: Vec<[UncompiledProgram; 2]>,
+    /// See [`Programs::observed`].
+    observed: Vec<UncompiledProgram>,
     eval: UncompiledProgram,
     proof: UncompiledProgram,
     eval_sums: EvalSums,
@@ -311,8 +322,18 @@ impl LoweredPrograms {
         let eval_program = |declared: &DeclaredStep<'_>, eval| {
             UncompiledProgram::new(lower(eval, "eval").program, declared.eval_inputs(), none())
         };
+        let mut observed = vec![];
+        let mut observe = |declared: &DeclaredStep<'_>| {
+            if let Some(diagnostics) = run.observed.diagnostics() {
+                let traced = || step::trace_observed_step(declared, diagnostics);
+                let step = lower(spans.time("trace the step", traced)?, "step").program;
+                observed.push(UncompiledProgram::new(step, leaves.paths(), leaves.paths())?);
+            }
+            Ok::<_, Error>(())
+        };
         let smaller = run.smaller_specs(model).map(|spec| {
             let declared = spans.time("trace the model", || spec.declare())?;
+            observe(&declared)?;
             let step = spans.time("trace the step", || step::trace_step(&declared))?;
             let (eval, _) = spans.time("trace eval", || step::trace_eval(&declared))?;
             let step = lower(step, "step").program;
@@ -320,11 +341,13 @@ impl LoweredPrograms {
             Ok([step, eval_program(&declared, eval)?])
         });
         let smaller = smaller.collect::<Result<_, Error>>()?;
+        observe(&declared)?;
         Ok(Self {
             init: UncompiledProgram::new(lower(init, "init").program, none(), leaves.paths())?,
             step: UncompiledProgram::new(step, leaves.paths(), leaves.paths())?,
             steps,
             smaller,
+            observed,
             eval: eval_program(&declared, eval)?,
             proof: UncompiledProgram::new(lower(proof, "proof").program, leaves.paths(), none())?,
             eval_sums,
@@ -365,6 +388,7 @@ impl LoweredPrograms {
         });
         let smaller = self.smaller.iter().map(|[step, _]| step);
         let compiled = std::iter::once(&self.step).chain(&self.steps).chain(smaller);
+        let compiled = compiled.chain(&self.observed);
         let keys = compiled.map(|step| program_key(client, &step.program, &settings.options));
         let smaller_programs = |[step, eval]: [UncompiledProgram; 2]| SmallerPrograms {
             step: Background::new(client, step, settings),
@@ -377,6 +401,11 @@ impl LoweredPrograms {
             step: step?,
             steps: steps.transpose()?,
             smaller: self.smaller.into_iter().map(smaller_programs).collect(),
+            observed: self
+                .observed
+                .into_iter()
+                .map(|program| Background::new(client, program, settings))
+                .collect(),
             eval: Background::new(client, self.eval, settings),
             proof: Background::new(client, self.proof, settings),
             eval_sums: self.eval_sums,

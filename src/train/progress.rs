@@ -37,6 +37,15 @@ impl Progress {
         &self.run
     }
 
+    /// Adds what a step has measured of the noise of its gradient, in a batch of so many examples
+    /// and parts; and returns the batch that all such steps suggest.
+    pub fn measured(&mut self, result: &StepResult, batch: usize, num_parts: usize) -> Option<f64> {
+        if let Some(of_part) = result.part_squares.filter(|_| result.is_finite()) {
+            self.run.noise.add(batch, num_parts, of_part, result.grad_norm.powi(2));
+        }
+        self.run.noise.scale()
+    }
+
     /// Adds steps that have ended.
     pub fn launched(&mut self, results: &[StepResult]) {
         if let Some(last) = results.last() {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::observe::{EvalResult, RunProgress, StepEval};
+use crate::observe::{EvalResult, NoiseAverages, RunProgress, StepEval};
 
 /// The progress, for the manifest of a checkpoint.
 pub(super) fn progress_to_json(progress: &RunProgress) -> Value {
@@ -12,6 +12,7 @@ pub(super) fn progress_to_json(progress: &RunProgress) -> Value {
         "final_loss": progress.final_loss,
         "eval": progress.eval.as_ref().map(eval_to_json),
         "best_eval": progress.best_eval.as_ref().map(eval_to_json),
+        "noise": [progress.noise.variance, progress.noise.square],
     })
 }
 
@@ -38,5 +39,9 @@ pub(super) fn progress_of(num_steps: u64, value: &Value, metrics: &[&'static str
         final_loss: value["final_loss"].as_f64(),
         eval: eval(&value["eval"]),
         best_eval: eval(&value["best_eval"]),
+        noise: NoiseAverages {
+            variance: value["noise"][0].as_f64().unwrap_or(0.0),
+            square: value["noise"][1].as_f64().unwrap_or(0.0),
+        },
     }
 }

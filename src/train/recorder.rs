@@ -17,7 +17,7 @@ use crate::config::{MeshConfig, ObserveConfig};
 use crate::observe::{
     self, EvalResult, FlushLater, GenerationStart, LaunchMetrics, Prometheus, RunEnd, RunEvent,
     RunInfo, RunProgress, SavedCheckpoint, SinkChoice, Sinks, SlowProcess, Status, StepEval,
-    replace_file,
+    describe_noise, replace_file,
 };
 use crate::state;
 
@@ -48,6 +48,8 @@ pub(super) struct Recorder {
     started: Instant,
     global_batch: usize,
     steps_per_epoch: f64,
+    /// Parts of a batch whose gradients are compared, if they are.
+    num_parts: Option<usize>,
 }
 
 impl Recorder {
@@ -100,6 +102,7 @@ impl Recorder {
         let choice = SinkChoice {
             out: dir.as_ref().map(RunDir::path),
             is_quiet: !processes.is_first(),
+            has_layers: job.config.observe.layers_every > 0,
             has_tensorboard: job.config.observe.tensorboard,
             prometheus,
         };
@@ -122,6 +125,7 @@ impl Recorder {
             started,
             global_batch: run.batch.global_batch(),
             steps_per_epoch: run.length.steps_per_epoch().map_or(f64::NAN, |steps| steps as f64),
+            num_parts: run.batch_parts(job.model),
         })
     }
 
@@ -131,14 +135,19 @@ impl Recorder {
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let time = time.map_or(f64::NAN, |time| time.as_secs_f64());
         let (global_batch, steps_per_epoch) = (self.global_batch, self.steps_per_epoch);
-        let metrics =
-            |result| HostStep { result, times, time, global_batch, steps_per_epoch }.metrics();
+        let (num_parts, progress) = (self.num_parts, &mut self.progress);
+        let metrics = |result| {
+            let noise_scale =
+                num_parts.and_then(|parts| progress.measured(result, global_batch, parts));
+            HostStep { result, times, time, global_batch, steps_per_epoch, noise_scale }.metrics()
+        };
         let launch = LaunchMetrics {
             steps: results.iter().map(metrics).collect(),
             num_steps: times.num_steps,
             duration: times.total,
             elapsed_secs: self.started.elapsed().as_secs_f64(),
             is_evaluated,
+            layers: results.iter().filter_map(|result| result.layers.clone()).collect(),
         };
         self.progress.launched(results);
         self.sinks.send(&RunEvent::Launch(launch));
@@ -201,6 +210,9 @@ impl Recorder {
         params: Option<&Tree<Literal>>,
     ) -> Outcome {
         self.sinks.send(&RunEvent::StepsEnded);
+        if let Some(scale) = self.num_parts.and_then(|_| self.progress.run().noise.scale()) {
+            self.say(&describe_noise(scale, self.global_batch));
+        }
         let mut errors = vec![];
         // Parameters first: of all files they are the most expensive to lose.
         if let (Some(dir), Some(params)) = (&self.dir, params) {

@@ -8,7 +8,7 @@ use hlo::{ActivationRows, Axis, DType, Mesh, counted};
 use models::{AttentionKernels, Model, Precision};
 
 use super::fabric_file::choose_all_reduces;
-use super::{CompileSettings, Error};
+use super::{CompileSettings, Error, ObservedSteps};
 use crate::config::{
     AutoOr, BatchSplit, CompileConfig, Compression, Config, GatherDType, KernelsConfig,
     OnNonfinite, OptionValue, ReduceDType, RunLength,
@@ -21,7 +21,7 @@ use crate::parallel::{
     QuantizedSum, Synchronize, TopKSum,
 };
 use crate::pjrt::{CompileOptions, InstallOptions, OverrideValue, Platform};
-use crate::step::{BatchField, LocalSteps, StepSpec};
+use crate::step::{BatchField, BatchParts, LocalSteps, StepSpec};
 use crate::targets::StepPipeline;
 
 /// A configuration resolved against the data and the mesh. It needs no plugin.
@@ -52,6 +52,8 @@ pub struct Run {
     pub on_nonfinite: OnNonfinite,
     /// Steps of one launch.
     pub steps_per_launch: usize,
+    /// The steps that are observed more closely.
+    pub observed: ObservedSteps,
     /// The form in which programs are written for the platform.
     pub lowering: Lowering,
     /// The kernels that layers call for attention.
@@ -128,6 +130,7 @@ impl Run {
             precision: config.train.precision.dtypes(),
             on_nonfinite: config.train.on_nonfinite,
             steps_per_launch: config.train.steps_per_launch,
+            observed: ObservedSteps::new(&config.observe),
             lowering,
             attention,
             compile: CompileSettings {
@@ -145,6 +148,13 @@ impl Run {
     /// The specification of the step for a model.
     pub fn spec<'a>(&'a self, model: &'a dyn Model) -> StepSpec<'a> {
         self.spec_of(model, &self.fields)
+    }
+
+    /// The parts of a batch whose gradients are compared, if the noise of gradients is measured
+    /// and there are several.
+    pub fn batch_parts(&self, model: &dyn Model) -> Option<usize> {
+        let parts = (self.observed.noise_every > 0).then(|| self.spec(model).batch_parts())?;
+        parts.map(BatchParts::count)
     }
 
     /// The pipeline of the step, if it has one.

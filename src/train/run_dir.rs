@@ -16,12 +16,13 @@ use serde_json::Value;
 use super::{Error, Stop, params_file};
 use crate::checkpoint::CheckpointDir;
 use crate::config::{CheckpointConfig, Config};
-use crate::observe::{Jsonl, Summary, TensorBoard, say, unfinished_prefix};
+use crate::observe::{Jsonl, LayersFile, Summary, TensorBoard, say, unfinished_prefix};
 
 /// All files and folders of a run. A new one must be added here.
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     CONFIG_FILE,
     Jsonl::FILE,
+    LayersFile::FILE,
     params_file::FILE,
     Summary::FILE,
     CheckpointConfig::DIR,
@@ -468,7 +469,7 @@ mod tests {
         RunDir::claim(dir.path(), Existing::Refuse).unwrap();
         write_run(dir.path(), "a");
         let error = RunDir::claim(dir.path(), Existing::Refuse).unwrap_err().to_string();
-        let expected = "holds another run (config.resolved.toml, metrics.jsonl, \
+        let expected = "holds another run (config.resolved.toml, metrics.jsonl, layers.jsonl, \
                         params.safetensors, summary.json, checkpoints, tensorboard); choose";
         assert!(error.contains(expected), "{error}");
         RunDir::claim(dir.path(), Existing::Replace).unwrap();

@@ -11,6 +11,7 @@ use super::evaluate::metric_names;
 use super::gather::Gathers;
 use super::memory::{self, Need};
 use super::model_values::{ModelValues, misfit, piece_of_leaf};
+use super::observed::{LayerRows, ObservedSteps};
 use super::programs::{
     Background, Callable, CompileSettings, LoweredPrograms, NamedLaunch, Programs,
 };
@@ -18,12 +19,12 @@ use super::{Error, Run};
 use crate::checkpoint::Checkpoint;
 use crate::data::HostBatch;
 use crate::lowering::Lowering;
-use crate::observe::{Metric, MetricValues, StartupSpans};
+use crate::observe::{Metric, MetricValues, StartupSpans, StepLayers};
 use crate::pjrt::{Arg, Buffers, Client, Completion, EndTime, Placement};
 use crate::state::State;
 use crate::step::{
-    BATCH, COMPUTED_METRICS, GRAD_NORM, LEARNING_RATE, METRICS_OUTPUT, NONFINITE_LEAF,
-    REPLICA_LOSS, SEED, StateSection, ema_path, metrics_of_replicas,
+    BATCH, COMPUTED_METRICS, GRAD_NORM, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT,
+    NONFINITE_LEAF, PART_SQUARES, REPLICA_LOSS, SEED, StateSection, ema_path, metrics_of_replicas,
 };
 
 /// The batches of a launch, on their way to the devices: the step's `batch.*` inputs by name.
@@ -57,6 +58,10 @@ pub struct PendingSteps {
     rates: Vec<f64>,
     metrics: Buffers,
     replica_loss: Buffers,
+    /// Of a step that is observed.
+    layer_norms: Option<Buffers>,
+    layer_counts: Option<Buffers>,
+    part_squares: Option<Buffers>,
     done: Completion,
     launched: Instant,
     end: EndTime,
@@ -98,6 +103,10 @@ pub struct StepResult {
     /// In a run with local steps what each replica of this process has measured, of which `metrics`
     /// is the whole: values of [`METRICS`](crate::step::METRICS).
     pub of_replicas: Vec<Vec<f64>>,
+    /// The norms of each parameter, of a step that has them.
+    pub layers: Option<StepLayers>,
+    /// The mean of the squared norms of the gradients of parts of the batch, of a step that has it.
+    pub part_squares: Option<f64>,
 }
 
 impl StepResult {
@@ -116,6 +125,8 @@ pub struct Trainer {
     batch_axes: AxisSet,
     /// `true` if replicas train on their own between outer steps.
     takes_local_steps: bool,
+    observed: ObservedSteps,
+    layer_rows: LayerRows,
     pub(super) lowering: Lowering,
     pub(super) settings: CompileSettings,
 }
@@ -151,6 +162,7 @@ impl Trainer {
         let seed = client.upload_on(placement, &replicated(seed, placement))?;
         let call = programs.init.call([], |name| (name == SEED).then_some(Arg::Borrow(&seed)))?;
         let leaves = call.results.leaves;
+        let (observed, layer_rows) = (run.observed, LayerRows::new(&specs));
         let state = State::new(client.clone(), placement.clone(), run.plan.mesh, specs, leaves);
         let (batch_axes, lowering) = (run.plan.batch_axes(), run.lowering);
         let takes_local_steps = run.local_steps.is_some();
@@ -162,6 +174,8 @@ impl Trainer {
             seed,
             batch_axes,
             takes_local_steps,
+            observed,
+            layer_rows,
             lowering,
             settings,
         })
@@ -346,13 +360,18 @@ impl Trainer {
     }
 
     /// Launches one step per rate, 1 or `steps_per_launch`, on as many batches, without waiting for
-    /// them.
+    /// them. A step that is [observed](Run::observed) is measured more closely if it is launched by
+    /// itself.
     ///
     /// # Errors
     /// If the batches do not fit, or the launch fails. The state is then lost.
     pub fn launch(&mut self, batch: DeviceBatch, rates: Vec<f64>) -> Result<PendingSteps, Error> {
+        let first = self.state.num_steps();
         let program = match &self.programs.steps {
             Some(steps) if rates.len() > 1 => steps,
+            _ if self.observed.is_observed(first) => {
+                self.programs.observed_of_size_class(batch.size_class)?
+            }
             _ => self.programs.step_of_size_class(batch.size_class)?,
         };
         let rounded: Vec<_> = rates.iter().map(|rate| *rate as f32).collect();
@@ -369,11 +388,26 @@ impl Trainer {
             LEARNING_RATE => Some(Arg::Borrow(&rate)),
             field => batch.arg(field),
         })?;
-        let first = self.state.num_steps();
         let (metrics, replica_loss) = (results.take(METRICS_OUTPUT)?, results.take(REPLICA_LOSS)?);
+        // Most programs have none.
+        let layer_norms = results.take(LAYER_NORMS).ok();
+        let layer_counts = results.take(LAYER_COUNTS).ok();
+        let part_squares = results.take(PART_SQUARES).ok();
         self.state.put(results.leaves, rates.len() as u64);
         let (end, _inputs) = (done.note_end()?, (batch, rate, spent));
-        Ok(PendingSteps { first, rates, metrics, replica_loss, done, launched, end, _inputs })
+        Ok(PendingSteps {
+            first,
+            rates,
+            metrics,
+            replica_loss,
+            layer_norms,
+            layer_counts,
+            part_squares,
+            done,
+            launched,
+            end,
+            _inputs,
+        })
     }
 
     /// Waits for the metrics of launched steps. In a run with local steps they are those of the
@@ -383,6 +417,9 @@ impl Trainer {
     /// If a launch or a transfer failed.
     pub fn finish(&self, pending: PendingSteps) -> Result<Vec<StepResult>, Error> {
         let PendingSteps { first, rates, metrics, replica_loss, .. } = pending;
+        let PendingSteps { layer_norms, layer_counts, part_squares, .. } = pending;
+        let (has_layers, has_noise) =
+            (self.observed.has_layers(first), self.observed.has_noise(first));
         // The copy is not requested earlier, because XLA's CPU backend would block there until the
         // step ends.
         let of_replicas: Vec<Vec<f64>> = match self.takes_local_steps {
@@ -402,6 +439,17 @@ impl Trainer {
                         result.nonfinite_replicas.push(replica);
                     }
                 }
+            }
+            if let Some(norms) = layer_norms.as_ref().filter(|_| has_layers) {
+                let norms = norms.first_to_host()?.wait()?.to_f64();
+                let counts = match &layer_counts {
+                    Some(counts) => counts.first_to_host()?.wait()?.to_f64(),
+                    None => vec![],
+                };
+                result.layers = Some(self.layer_rows.layers(result.step, &norms, &counts));
+            }
+            if let Some(squares) = part_squares.as_ref().filter(|_| has_noise) {
+                result.part_squares = squares.first_to_host()?.wait()?.to_f64().first().copied();
             }
             Ok(result)
         };
@@ -430,6 +478,8 @@ impl Trainer {
             nonfinite_leaf: nonfinite_leaf.map(str::to_owned),
             metrics,
             of_replicas: if self.takes_local_steps { of_replicas } else { vec![] },
+            layers: None,
+            part_squares: None,
         }
     }
 

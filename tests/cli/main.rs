@@ -17,6 +17,7 @@
 //! - `report`: a page about runs: its numbers, its size, and that nothing recorded is markup
 //! - `prometheus`: its endpoint shows the run, and clients change nothing in it
 //! - `tensorboard`: its files have the numbers of `metrics.jsonl`
+//! - `layers`: the norms of each parameter
 //! - `reports`: `config`, `hlo`, `bench`, `plugin list`, `doctor`
 //! - `plugin`: what is damaged, and `plugin install`, `verify` and `remove`
 //!
@@ -27,6 +28,7 @@ mod checkpoints;
 mod export;
 mod folders;
 mod interrupted;
+mod layers;
 mod output;
 mod own_data;
 mod pipeline;

@@ -11,7 +11,7 @@ use prost::Message;
 use super::{file, lockstep, metrics, names, text, train_args};
 
 /// Numbers by name and step.
-type Scalars = BTreeMap<(String, i64), f32>;
+pub(super) type Scalars = BTreeMap<(String, i64), f32>;
 
 #[derive(Clone, PartialEq, Message)]
 struct Event {
@@ -37,6 +37,14 @@ struct Value {
     tag: String,
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
+    #[prost(message, optional, tag = "8")]
+    tensor: Option<Tensor>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Tensor {
+    #[prost(double, repeated, tag = "6")]
+    double_val: Vec<f64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -69,7 +77,7 @@ fn events(path: &Path) -> Vec<Event> {
 
 /// What a reader has after all files: a session that starts at a step voids what was there of it
 /// and of later ones. No number comes twice.
-fn scalars(out: &Path) -> Scalars {
+pub(super) fn scalars(out: &Path) -> Scalars {
     let folder = out.join("tensorboard");
     let mut scalars = Scalars::new();
     for event in names(&folder).iter().flat_map(|name| events(&folder.join(name))) {
@@ -83,6 +91,21 @@ fn scalars(out: &Path) -> Scalars {
         }
     }
     scalars
+}
+
+/// The histograms: left and right end and number of values of each bucket.
+pub(super) fn histograms(out: &Path) -> BTreeMap<(String, i64), Vec<[f64; 3]>> {
+    let folder = out.join("tensorboard");
+    let events = names(&folder).into_iter().flat_map(|name| events(&folder.join(name)));
+    let values = events.flat_map(|event| {
+        let values = event.summary.into_iter().flat_map(|summary| summary.value);
+        values.map(move |value| (event.step, value))
+    });
+    let with_numbers = values.filter_map(|(step, value)| {
+        let numbers = value.tensor.filter(|tensor| !tensor.double_val.is_empty())?.double_val;
+        Some(((value.tag, step), numbers.chunks(3).map(|x| x.try_into().unwrap()).collect()))
+    });
+    with_numbers.collect()
 }
 
 /// The numbers of `metrics.jsonl`.

@@ -15,6 +15,8 @@
 //! - `local_steps`: replicas that train on their own between outer steps
 //! - `wire`: algorithms of sums, and sums in fewer bits
 //! - `tensor`: layers that are cut over an axis; `pipeline`: blocks that are cut into stages
+//! - `observed`: what some steps measure besides; `noise_scale`: the batch that the noise of
+//!   gradients suggests
 //! - `nonfinite`, `faults`, `model_metrics`: steps that are skipped, what ends a run, metrics of a
 //!   model
 //! - `xnnpack`: fusions that block workers of the plugin
@@ -34,7 +36,9 @@ mod local_steps;
 mod lockstep;
 mod meshes;
 mod model_metrics;
+mod noise_scale;
 mod nonfinite;
+mod observed;
 mod pipeline;
 mod resnet;
 mod same_batch;

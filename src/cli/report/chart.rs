@@ -37,9 +37,10 @@ pub struct Chart {
 }
 
 /// What is known of a column: its title and its meaning.
-const KNOWN: [(&str, &str, &str); 12] = [
+const KNOWN: [(&str, &str, &str); 13] = [
     ("lr", "learning rate", ""),
     ("grad_norm", "gradient norm", "of the whole gradient, before clipping"),
+    ("noise_scale", "gradient noise scale", "examples: about the critical batch"),
     ("num_skipped", "skipped updates", "so far, because a value was not finite"),
     ("step_ms", "time of a step (ms)", "without evaluations, proofs and checkpoints"),
     ("examples_per_sec", "examples per second", "over all replicas"),

@@ -297,6 +297,7 @@ mod tests {
             config_text: None,
             config: toml::Table::new(),
             steps: StepTable { step, columns, ..StepTable::default() },
+            layers: vec![],
             notes: vec![],
         }
     }

@@ -8,6 +8,7 @@
 mod chart;
 mod goodput;
 mod html;
+mod layers;
 mod levels;
 mod numbers;
 mod page;
@@ -29,6 +30,7 @@ use super::output::OutputFile;
 use super::plot::names;
 use super::print_line;
 use goodput::Goodput;
+use layers::LayerRecord;
 use levels::Curves;
 use percentiles::Percentiles;
 pub(super) use read::RunFiles;
@@ -62,6 +64,8 @@ pub struct RunReport {
     num_recorded_steps: usize,
     /// Percentiles of each column of `metrics.jsonl`.
     percentiles: Vec<Percentiles>,
+    /// The norms of each parameter, if they are recorded.
+    layers: Vec<LayerRecord>,
     /// Verdicts of the watchdog, in order.
     slow_processes: Vec<SlowRecord>,
     /// Steps between two lockstep proofs, as configured.
@@ -85,6 +89,7 @@ impl RunReport {
             percentiles: percentiles::of(&run.steps),
             proof_every: verdicts::proof_every(&run),
             curves: Curves::of(&run, num_runs),
+            layers: run.layers,
             slow_processes: run.steps.slow,
             name: run.name,
             summary: run.summary,

@@ -10,7 +10,7 @@ use super::chart::{self, Chart};
 use super::html::Html;
 use super::levels::Curves;
 use super::numbers::{count, duration, percent, shown};
-use super::{Report, RunReport, sections};
+use super::{Report, RunReport, layers, sections};
 
 /// By this an earlier page is recognized.
 const MARK: &str = "<meta name=\"generator\" content=\"lockstep report\">";
@@ -320,5 +320,6 @@ fn bar(html: &mut Html, run: &RunReport) {
 
 fn learning(html: &mut Html, report: &Report) {
     sections::numbers_of_steps(html, report);
+    layers::layers(html, report);
     sections::evaluations(html, report);
 }

@@ -11,6 +11,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::layers::{self, LayerRecord};
 use crate::cli::plot::printable;
 use crate::config::open_regular;
 use crate::observe::{Jsonl, Summary};
@@ -33,6 +34,7 @@ pub struct RunFiles {
     pub config_text: Option<String>,
     pub config: toml::Table,
     pub steps: StepTable,
+    pub layers: Vec<LayerRecord>,
     /// What is missing or damaged.
     pub notes: Vec<String>,
 }
@@ -171,7 +173,8 @@ impl RunFiles {
                 StepTable::default()
             }
         };
-        Ok(Self { name, dir: dir.to_owned(), summary, config_text, config, steps, notes })
+        let (layers, dir) = (layers::read(dir, &mut notes)?, dir.to_owned());
+        Ok(Self { name, dir, summary, config_text, config, steps, layers, notes })
     }
 
     /// A number of the summary.

@@ -228,6 +228,6 @@ pub fn environment(html: &mut Html, report: &Report) {
     table_of_runs(html, report, rows);
     html.own(
         "<p class=\"muted\">Peak memory, the compiled program with its collectives and FLOPs, \
-         confusion matrices, update-to-weight ratios and the names of hosts are not recorded.</p>\n",
+         confusion matrices and the names of hosts are not recorded.</p>\n",
     );
 }

@@ -92,6 +92,7 @@ mod tests {
             config_text: None,
             config: config.parse().unwrap(),
             steps: StepTable::default(),
+            layers: vec![],
             notes: vec![],
         };
         let runs =

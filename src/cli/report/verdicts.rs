@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::goodput::{self, Goodput};
 use super::numbers::{percent, shown};
 use super::read::{RunFiles, StepTable};
-use crate::observe::median;
+use crate::observe::{describe_noise, median};
 
 /// A sentence about a run.
 #[derive(Serialize)]
@@ -54,6 +54,7 @@ pub fn verdicts(run: &RunFiles, goodput: &Goodput) -> Vec<RunVerdict> {
     learning(run, &mut say);
     evaluations(&run.steps, &mut say);
     gradients(&run.steps, &mut say);
+    noise(run, &mut say);
     skipped(run, &mut say);
     proofs(run, &mut say);
     times(run, goodput, &mut say);
@@ -89,6 +90,18 @@ fn outcome(run: &RunFiles, say: Say<'_>) {
         }
         _ => say(VerdictKind::Warning, "The outcome is not recorded.".to_owned()),
     }
+}
+
+/// The batch that the noise of gradients suggests, beside the one in use.
+fn noise(run: &RunFiles, say: Say<'_>) {
+    let (Some(scale), Some(batch)) = (run.summary.get("noise_scale"), run.number("global_batch"))
+    else {
+        return;
+    };
+    let text = describe_noise(scale.as_f64().unwrap_or(f64::NAN), batch as usize);
+    let mut letters = text.chars();
+    let first = letters.next().map(|letter| letter.to_uppercase().to_string());
+    say(VerdictKind::Note, format!("{}{}.", first.unwrap_or_default(), letters.as_str()));
 }
 
 /// The mean of values that are finite.

@@ -109,7 +109,8 @@ const NEEDED: [(&str, &str); 9] = [
 ];
 
 /// Settings beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 26] = [
+const COMPANIONS: [(&str, &[&str]); 27] = [
+    ("observe.noise_scale_every", &["mesh.data=2"]),
     ("data.eval_y", &["data.eval_x=other"]),
     ("mesh.data", &["train.global_batch=131072"]),
     ("parallel.zero", &["mesh.fsdp=2"]),

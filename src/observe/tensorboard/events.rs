@@ -6,11 +6,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use prost::Message;
 
 use super::messages::{
-    BoardEvent, EventValue, EventValues, HParam, HParamKind, HParamsPluginData, PluginData,
-    SessionEndInfo, SessionLog, SessionStartInfo, TensorDim, TensorDims, TextTensor, ValueMetadata,
+    BoardEvent, BoardTensor, EventValue, EventValues, HParam, HParamKind, HParamsPluginData,
+    PluginData, SessionEndInfo, SessionLog, SessionStartInfo, TensorDim, TensorDims, ValueMetadata,
 };
 use crate::observe::event::eval_field;
-use crate::observe::{EvalResult, Status, StepEval, StepMetrics};
+use crate::observe::{EvalResult, HistogramBuckets, Status, StepEval, StepLayers, StepMetrics};
 
 /// The metric that is an event's own time.
 const TIME: &str = "time";
@@ -43,16 +43,33 @@ impl BoardEvent {
         Self::with(*step, all.map(|(name, value)| scalar(eval_field(name), value)).collect())
     }
 
+    /// The norms of each parameter: `param_norm/NAME`, and so on; and histograms, `params/NAME`.
+    pub(super) fn of_layers(layers: &StepLayers) -> Self {
+        let of_layer = |(place, name): (usize, &String)| {
+            let norms = StepLayers::NORMS.into_iter().zip(layers.of(place));
+            let scalars = norms.map(|(norm, value)| scalar(format!("{norm}/{name}"), value));
+            scalars.collect::<Vec<_>>()
+        };
+        let scalars = layers.names.iter().enumerate().flat_map(of_layer);
+        let edges = HistogramBuckets::edges();
+        let counted = layers.names.iter().zip(layers.counts.chunks(HistogramBuckets::COUNT));
+        let histograms =
+            counted.map(|(name, counts)| histogram(&format!("params/{name}"), &edges, counts));
+        Self::with(layers.step, scalars.chain(histograms).collect())
+    }
+
     /// A configuration, as a text.
     pub(super) fn of_config(toml: &str) -> Self {
         // TensorBoard shows Markdown, where lines that begin with spaces are code.
         let code: String = toml.lines().map(|line| format!("    {line}\n")).collect();
-        let tensor_shape = Some(TensorDims { dim: vec![TensorDim { size: 1 }] });
-        let (dtype, string_val) = (TextTensor::STRING, vec![code]);
-        let value = EventValue {
-            tensor: Some(TextTensor { dtype, tensor_shape, string_val }),
-            ..of_plugin("configuration", "text", vec![])
+        let tensor = BoardTensor {
+            dtype: BoardTensor::STRING,
+            tensor_shape: dims(&[1]),
+            string_val: vec![code],
+            ..BoardTensor::default()
         };
+        let value =
+            EventValue { tensor: Some(tensor), ..of_plugin("configuration", "text", vec![]) };
         Self::with(0, vec![value])
     }
 
@@ -90,6 +107,26 @@ impl BoardEvent {
 
 fn scalar(tag: String, value: f64) -> EventValue {
     EventValue { tag, simple_value: Some(value as f32), ..EventValue::default() }
+}
+
+/// From the first bucket that has values to the last: left and right end, and how many.
+fn histogram(tag: &str, edges: &[f64], counts: &[u32]) -> EventValue {
+    let buckets = edges.windows(2).zip(counts).map(|(ends, count)| (ends, *count));
+    let buckets: Vec<_> = buckets.skip_while(|(_, count)| *count == 0).collect();
+    let num = buckets.iter().rposition(|(_, count)| *count > 0).map_or(0, |last| last + 1);
+    let numbers =
+        buckets[..num].iter().flat_map(|(ends, count)| [ends[0], ends[1], f64::from(*count)]);
+    let tensor = BoardTensor {
+        dtype: BoardTensor::DOUBLE,
+        tensor_shape: dims(&[num as i64, 3]),
+        double_val: numbers.collect(),
+        ..BoardTensor::default()
+    };
+    EventValue { tensor: Some(tensor), ..of_plugin(tag, "histograms", vec![]) }
+}
+
+fn dims(sizes: &[i64]) -> Option<TensorDims> {
+    Some(TensorDims { dim: sizes.iter().map(|size| TensorDim { size: *size }).collect() })
 }
 
 /// A value that a plugin of TensorBoard shows.

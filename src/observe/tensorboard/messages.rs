@@ -40,7 +40,7 @@ pub(super) struct EventValue {
     #[prost(float, optional, tag = "2")]
     pub simple_value: Option<f32>,
     #[prost(message, optional, tag = "8")]
-    pub tensor: Option<TextTensor>,
+    pub tensor: Option<BoardTensor>,
     #[prost(message, optional, tag = "9")]
     pub metadata: Option<ValueMetadata>,
 }
@@ -60,18 +60,22 @@ pub(super) struct PluginData {
     pub content: Vec<u8>,
 }
 
-/// `TensorProto`, of texts.
+/// `TensorProto`, of texts or numbers.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct TextTensor {
+pub(super) struct BoardTensor {
     #[prost(int32, tag = "1")]
     pub dtype: i32,
     #[prost(message, optional, tag = "2")]
     pub tensor_shape: Option<TensorDims>,
+    #[prost(double, repeated, tag = "6")]
+    pub double_val: Vec<f64>,
     #[prost(string, repeated, tag = "8")]
     pub string_val: Vec<String>,
 }
 
-impl TextTensor {
+impl BoardTensor {
+    /// `DT_DOUBLE`.
+    pub const DOUBLE: i32 = 2;
     /// `DT_STRING`.
     pub const STRING: i32 = 7;
 }

@@ -60,6 +60,9 @@ impl Sink for TensorBoard {
                 for step in &launch.steps {
                     self.write(BoardEvent::of_step(step));
                 }
+                for layers in &launch.layers {
+                    self.write(BoardEvent::of_layers(layers));
+                }
             }
             RunEvent::Evaluated { eval, .. } => self.write(BoardEvent::of_eval(eval)),
             RunEvent::Ended(end) => {

@@ -308,7 +308,7 @@ impl<'m, 's> Tick<'m, 's> {
         let [loss, weight] =
             [carry.loss, carry.weight].map(|sum| sum.all_reduce(Reduction::Sum, Axis::Pipeline));
         let gradients = params.iter().map(gradient).collect();
-        Sums { loss, weight, gradients, observed: vec![] }
+        Sums { loss, weight, gradients, observed: vec![], squares: None }
     }
 }
 

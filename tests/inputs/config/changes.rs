@@ -116,6 +116,8 @@ fn local_steps_are_those_of_whole_replicas() {
         (&[LOCAL, "parallel.all_reduce=ring"], "leave it out (--unset parallel.all_reduce)"),
         (&[LOCAL, "parallel.fabric=links.json"], "leave it out (--unset parallel.fabric)"),
         (&[LOCAL, "optimizer.ema_decay=0.9"], "leave it out (--unset optimizer.ema_decay)"),
+        (&[LOCAL, "observe.layers_every=9"], "set observe.layers_every to 0, or sync.every to 1"),
+        (&[LOCAL, "observe.noise_scale_every=9"], "set observe.noise_scale_every to 0, or sync.e"),
         (&["sync.every=0"], "sync.every"),
     ] {
         let error = parse(GOOD, sets).unwrap_err().to_string();
@@ -123,6 +125,30 @@ fn local_steps_are_those_of_whole_replicas() {
     }
     good(&[LOCAL, "sync.outer_momentum=0", "mesh.data=4"]);
     good(&[LOCAL]);
+}
+
+#[test]
+fn noise_is_measured_of_two_parts_of_a_batch() {
+    const NOISE: &str = "observe.noise_scale_every=9";
+    let one = [NOISE, "mesh.data=1"];
+    let sharded = [&one[..], &["mesh.fsdp=2"]].concat();
+    for (sets, expected) in [
+        (
+            &[][..],
+            "set mesh.data to 2 or more, or train.num_microbatches to 2 or more, or observe.",
+        ),
+        (&["mesh.fsdp=2", "parallel.zero=2"], "or parallel.zero to 1, or observe.noise_scale_ev"),
+        (&["mesh.data=2", "parallel.compression=top_k"], "leave out parallel.compression (--unset"),
+    ] {
+        let error = parse(GOOD, &[&one, sets].concat()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{sets:?}: {error}");
+        assert!(error.contains("observe.noise_scale_every"), "{error}");
+    }
+    good(&[&one[..], &["train.num_microbatches=2"]].concat());
+    good(&[&sharded[..], &["parallel.zero=1"]].concat());
+    good(&[&sharded[..], &["parallel.zero=3", "train.num_microbatches=2"]].concat());
+    good(&[NOISE, "mesh.data=auto"]);
+    good(&[NOISE, "mesh.data=2", "mesh.fsdp=2", "parallel.zero=3"]);
 }
 
 #[test]
