@@ -1,7 +1,8 @@
 //! The events of a run, as plain data.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -131,6 +132,8 @@ pub struct RunInfo {
 pub struct SavedCheckpoint {
     /// Steps taken.
     pub num_steps: u64,
+    /// When the steps began to wait.
+    pub begun: Instant,
     /// How long the steps waited: until the state was copied to host memory.
     pub waited: Duration,
     /// How long it was written, beside the steps.
@@ -169,6 +172,26 @@ pub struct LaunchMetrics {
     pub elapsed_secs: f64,
     /// `true` if the last step is followed by an evaluation. A run that is stopped gives it up.
     pub is_evaluated: bool,
+    /// When its parts were, if that is known.
+    pub spans: Option<LaunchSpans>,
+}
+
+/// When the parts of a launch were.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaunchSpans {
+    /// The loop waited for its batch.
+    pub data: Range<Instant>,
+    /// The host launched it.
+    pub host: Range<Instant>,
+    /// From the end of the launch before, or what was done after it, to the end of this one.
+    pub whole: Range<Instant>,
+    /// The part of that after the launch.
+    pub compute: Range<Instant>,
+    /// This process waited for others in collectives. Where there are very many of these, the last
+    /// are left out.
+    pub waits: Vec<Range<Instant>>,
+    /// The processes that others waited for, and how long this one did.
+    pub waited_for: Vec<(usize, Duration)>,
 }
 
 /// One training step.

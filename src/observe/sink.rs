@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use super::{
-    Error, Jsonl, Prometheus, RunEvent, RunInfo, Summary, SummaryFile, TensorBoard, Terminal,
+    Error, Jsonl, Prometheus, RunEvent, RunInfo, StepTrace, Summary, SummaryFile, TensorBoard,
+    Terminal,
 };
 
 /// Waits until everything that a sink got before has been written, on any thread.
@@ -41,6 +42,8 @@ pub struct SinkChoice<'a> {
     pub is_quiet: bool,
     /// `true` if the files of TensorBoard are among them.
     pub has_tensorboard: bool,
+    /// The trace of this process.
+    pub trace: Option<StepTrace>,
     /// The endpoint of this process.
     pub prometheus: Option<Prometheus>,
 }
@@ -58,13 +61,16 @@ impl Sinks {
     /// # Errors
     /// A file that cannot be written.
     pub fn start(choice: SinkChoice<'_>, info: RunInfo) -> Result<Self, Error> {
-        let SinkChoice { out, is_quiet, has_tensorboard, prometheus } = choice;
+        let SinkChoice { out, is_quiet, has_tensorboard, trace, prometheus } = choice;
         let mut others: Vec<Box<dyn Sink>> = vec![];
         if let Some(dir) = out {
             others.push(Box::new(Jsonl::new(dir)));
             if has_tensorboard {
                 others.push(Box::new(TensorBoard::new(dir)));
             }
+        }
+        if let Some(trace) = trace {
+            others.push(Box::new(trace));
         }
         if let Some(prometheus) = prometheus {
             others.push(Box::new(prometheus));

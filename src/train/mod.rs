@@ -227,7 +227,8 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     stop.check()?;
 
     let resumed = beginning.checkpoint.as_ref();
-    let outputs = (dir, prometheus, processes);
+    let trace = recorder::trace(options.out.as_deref(), &job.config.observe, processes, &trainer);
+    let outputs = (dir, trace, prometheus, processes);
     let mut recorder = Recorder::begin(outputs, &resolved, job, &run, &trainer, resumed, *started)?;
     stop.begin();
     let saver = beginning.saver((job, processes), &run, &trainer, &resolved, &mut recorder);

@@ -17,6 +17,7 @@
 //! - `report`: a page about runs: its numbers, its size, and that nothing recorded is markup
 //! - `prometheus`: its endpoint shows the run, and clients change nothing in it
 //! - `tensorboard`: its files have the numbers of `metrics.jsonl`
+//! - `trace`: so has the trace of chosen steps, which Perfetto reads
 //! - `reports`: `config`, `hlo`, `bench`, `plugin list`, `doctor`
 //! - `plugin`: what is damaged, and `plugin install`, `verify` and `remove`
 //!
@@ -40,6 +41,7 @@ mod schedule;
 mod tensorboard;
 mod terminal;
 mod texts;
+mod trace;
 mod training;
 
 use std::collections::BTreeSet;

@@ -61,7 +61,7 @@ impl Sink for Prometheus {
 mod tests {
     use std::io::{Read, Write};
     use std::net::{SocketAddr, TcpStream};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::observe::{LaunchMetrics, Metric, RunInfo, SavedCheckpoint, StepMetrics};
@@ -98,7 +98,8 @@ mod tests {
             sink.event(&RunEvent::Launch(LaunchMetrics { steps, ..LaunchMetrics::default() }));
         }
         let waited = Duration::from_millis(250);
-        let saved = SavedCheckpoint { num_steps: 2, waited, written: waited };
+        let begun = Instant::now();
+        let saved = SavedCheckpoint { num_steps: 2, begun, waited, written: waited };
         sink.event(&RunEvent::CheckpointSaved(saved));
         let answer = ask(address, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
