@@ -12,6 +12,7 @@
 mod bar;
 mod event;
 mod file;
+mod http;
 mod jsonl;
 mod messages;
 mod metric;
@@ -37,6 +38,7 @@ pub use event::{
     RunInfo, RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepMetrics,
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
+pub use http::{HttpAnswer, HttpRequest, HttpServer};
 pub use jsonl::Jsonl;
 pub use messages::{MESSAGE_TARGET, Messages, say, set_messages, write_line};
 pub use metric::{Metric, MetricValues};

@@ -15,6 +15,7 @@
 //! - `schedule`: the learning rates that it prints, against those of `train`
 //! - `plot`: the curves of runs, in every form and of whatever a run has left
 //! - `report`: a page about runs: its numbers, its size, and that nothing recorded is markup
+//! - `served`: the same page from a server, which follows the run
 //! - `prometheus`: its endpoint shows the run, and clients change nothing in it
 //! - `tensorboard`: its files have the numbers of `metrics.jsonl`
 //! - `trace`: so has the trace of chosen steps, which Perfetto reads
@@ -38,6 +39,7 @@ mod report;
 mod reports;
 mod run_dir;
 mod schedule;
+mod served;
 mod tensorboard;
 mod terminal;
 mod texts;
