@@ -172,6 +172,15 @@ pub enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
+    /// Write the manual pages of all commands into a folder, for `man`
+    Man {
+        /// The folder, such as ~/.local/share/man/man1; earlier pages in it are replaced
+        #[arg(value_parser = path())]
+        dir: PathBuf,
+        /// Replace files that have the names of pages, whatever they are
+        #[arg(long)]
+        overwrite: bool,
+    },
     /// Describe this machine, and report what is wrong with it
     Doctor {
         /// Print one line of JSON
