@@ -15,6 +15,7 @@
 //! - `schedule`: the learning rates that it prints, against those of `train`
 //! - `plot`: the curves of runs, in every form and of whatever a run has left
 //! - `report`: a page about runs: its numbers, its size, and that nothing recorded is markup
+//! - `report_in_browser`: the page in Chromium, with JavaScript and without
 //! - `served`: the same page from a server, which follows the run
 //! - `prometheus`: its endpoint shows the run, and clients change nothing in it
 //! - `tensorboard`: its files have the numbers of `metrics.jsonl`
@@ -36,6 +37,7 @@ mod plot;
 mod plugin;
 mod prometheus;
 mod report;
+mod report_in_browser;
 mod reports;
 mod run_dir;
 mod schedule;
