@@ -177,7 +177,7 @@
       svg(made, "text", { x: area.left - 8, y: y + 4, "text-anchor": "end" }, label(tick));
     }
     const { title, secs } = unit();
-    const count = Math.max(2, Math.min(8, Math.floor(width / 110)));
+    const count = Math.max(2, Math.min(8, Math.floor(width / 80)));
     for (const tick of ticks(range[0] / secs, range[1] / secs, count)) {
       const x = toX(tick * secs);
       svg(made, "line", { class: "tick", x1: x, x2: x, y1: area.bottom, y2: area.bottom + 5 });
