@@ -25,6 +25,7 @@ mod init;
 mod labels;
 mod launch;
 mod logging;
+mod manual;
 mod output;
 mod picture;
 mod place;
@@ -165,6 +166,7 @@ fn run(command: Command, started: Instant) -> Result<ExitCode> {
         }
         Command::Plugin { command } => plugin::run(&command),
         Command::Checkpoint { command } => checkpoint::run(&command),
+        Command::Man { dir, overwrite } => manual::run(&dir, overwrite),
         Command::Completions { shell } => {
             // Without the commands that the program gives itself.
             let all = Args::command();

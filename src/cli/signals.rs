@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
@@ -48,6 +49,52 @@ impl Received {
 /// A handler that cannot be set up.
 pub fn keep_on_long_files() -> io::Result<()> {
     flag::register(SIGXFSZ, Arc::default()).map(drop)
+}
+
+/// The end of a command that goes on until a signal ends it. Signals that the process was started
+/// to ignore stay ignored.
+pub struct Ending(Arc<AtomicUsize>);
+
+impl Ending {
+    /// Waits for signals from now on. The first can be asked for here, the second ends the process.
+    ///
+    /// # Errors
+    /// A handler that cannot be set up.
+    pub fn watch() -> io::Result<Self> {
+        let (signal, has_come) = (Arc::default(), Arc::default());
+        for number in watched() {
+            flag::register_conditional_shutdown(number, BASE + number, Arc::clone(&has_come))?;
+            flag::register(number, Arc::clone(&has_come))?;
+            flag::register_usize(number, Arc::clone(&signal), number as usize)?;
+        }
+        Ok(Self(signal))
+    }
+
+    /// Waits for this time, or until a signal has come.
+    pub fn has_come_within(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if self.0.load(Ordering::Relaxed) > 0 || left.is_zero() {
+                return self.0.load(Ordering::Relaxed) > 0;
+            }
+            thread::sleep(left.min(Duration::from_millis(50)));
+        }
+    }
+
+    /// The exit code for the signal that has come.
+    pub fn exit_code(&self) -> u8 {
+        u8::try_from(BASE as usize + self.0.load(Ordering::Relaxed)).unwrap_or(u8::MAX)
+    }
+}
+
+/// The signals that end a command.
+fn watched() -> impl Iterator<Item = i32> {
+    let ignored = ignored();
+    SIGNALS
+        .into_iter()
+        .map(|(signal, _)| signal)
+        .filter(move |signal| ignored & (1 << (signal - 1)) == 0)
 }
 
 /// From now on, the first signal stops the run, with a message, and the second ends the process:

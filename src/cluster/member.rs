@@ -9,8 +9,8 @@ use std::{io, thread};
 
 use super::own_host::{Whereabouts, host_name, local_address};
 use super::{
-    Cause, Contact, Coordinator, CoordinatorOptions, Error, JoinOptions, Limits, LinkError,
-    LinkOptions, Links, Overseer, Phase, Rendezvous, Secret, Session, StepTimes, Tls,
+    Cause, Contact, Coordinator, CoordinatorOptions, Error, JoinOptions, LaunchWaits, Limits,
+    LinkError, LinkOptions, Links, Overseer, Phase, Rendezvous, Secret, Session, StepTimes, Tls,
 };
 use crate::config::HostPort;
 use crate::pjrt::{KeyValueStore, Process};
@@ -240,11 +240,10 @@ impl Member {
         self.session.set_phase(phase, step);
     }
 
-    /// How long this process has waited for others in collectives since the last call; `None` if it
+    /// How this process has waited for others in collectives since the last call; `None` if it
     /// cannot tell, because the plugin computes them.
-    pub fn take_waited(&self) -> Option<Duration> {
-        let waits = self.rendezvous.get()?.take_waits();
-        Some(waits.iter().map(|launch| launch.waited).sum())
+    pub fn take_waits(&self) -> Option<Vec<LaunchWaits>> {
+        Some(self.rendezvous.get()?.take_waits())
     }
 
     /// Reports steps that have ended, which took `duration` each. Time in which this process waited

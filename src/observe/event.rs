@@ -1,8 +1,9 @@
 //! The events of a run, as plain data.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
@@ -162,6 +163,8 @@ pub struct RunInfo {
 pub struct SavedCheckpoint {
     /// Steps taken.
     pub num_steps: u64,
+    /// When the steps began to wait.
+    pub begun: Instant,
     /// How long the steps waited: until the state was copied to host memory.
     pub waited: Duration,
     /// How long it was written, beside the steps.
@@ -204,6 +207,8 @@ pub struct LaunchMetrics {
     pub is_evaluated: bool,
     /// The norms of each parameter, for steps among these that have them.
     pub layers: Vec<StepLayers>,
+    /// When its parts were, if that is known.
+    pub spans: Option<LaunchSpans>,
 }
 
 /// The norms of each parameter in a step, in the order of the names.
@@ -239,6 +244,24 @@ impl StepLayers {
             norms.map(|norms| norms.get(place).copied().unwrap_or(f64::NAN));
         [param, grad, update, update / param]
     }
+}
+
+/// When the parts of a launch were.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaunchSpans {
+    /// The loop waited for its batch.
+    pub data: Range<Instant>,
+    /// The host launched it.
+    pub host: Range<Instant>,
+    /// From the end of the launch before, or what was done after it, to the end of this one.
+    pub whole: Range<Instant>,
+    /// The part of that after the launch.
+    pub compute: Range<Instant>,
+    /// This process waited for others in collectives. Where there are very many of these, the last
+    /// are left out.
+    pub waits: Vec<Range<Instant>>,
+    /// The processes that others waited for, and how long this one did.
+    pub waited_for: Vec<(usize, Duration)>,
 }
 
 /// One training step.

@@ -1,6 +1,6 @@
 //! The events of a run ([`RunEvent`]), and where they go ([`Sink`]): a line per step in
-//! `metrics.jsonl`, one object in `summary.json`, TensorBoard's files, an endpoint for Prometheus,
-//! and a progress bar or lines on stderr (phase: run).
+//! `metrics.jsonl`, one object in `summary.json`, TensorBoard's files, a trace for Perfetto, an
+//! endpoint for Prometheus, and a progress bar or lines on stderr (phase: run).
 //!
 //! Sinks only report; `train` decides. Between the start and the end of the steps, a sink can
 //! neither stop nor slow a run: what takes time goes through a [`Writer`], which says where that
@@ -13,6 +13,7 @@ mod bar;
 mod event;
 mod file;
 mod histogram;
+mod http;
 mod jsonl;
 mod layers;
 mod messages;
@@ -20,12 +21,14 @@ mod metric;
 mod noise;
 mod progress;
 mod prometheus;
+mod records;
 mod sink;
 mod spans;
 mod summary;
 mod tensorboard;
 mod terminal;
 mod timer;
+mod trace;
 mod waiting;
 mod writer;
 
@@ -34,11 +37,13 @@ use std::path::PathBuf;
 
 pub use bar::stdout_columns;
 pub use event::{
-    EvalCounts, EvalResult, FailedGeneration, GenerationStart, LaunchMetrics, RunEnd, RunEvent,
-    RunInfo, RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepLayers, StepMetrics,
+    EvalCounts, EvalResult, FailedGeneration, GenerationStart, LaunchMetrics, LaunchSpans, RunEnd,
+    RunEvent, RunInfo, RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepLayers,
+    StepMetrics,
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
 pub use histogram::HistogramBuckets;
+pub use http::{HttpAnswer, HttpRequest, HttpServer};
 pub use jsonl::Jsonl;
 pub use layers::LayersFile;
 pub use messages::{MESSAGE_TARGET, Messages, say, set_messages, write_line};
@@ -52,6 +57,7 @@ pub use summary::{Status, Summary, SummaryFile};
 pub use tensorboard::TensorBoard;
 pub use terminal::Terminal;
 pub use timer::{StepTimer, median};
+pub use trace::{StepTrace, TraceChoice, TracedCollective};
 pub use waiting::Waiting;
 pub use writer::{Writer, WriterTarget};
 

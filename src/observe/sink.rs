@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::{
-    Error, Jsonl, LayersFile, Prometheus, RunEvent, RunInfo, Summary, SummaryFile, TensorBoard,
-    Terminal,
+    Error, Jsonl, LayersFile, Prometheus, RunEvent, RunInfo, StepTrace, Summary, SummaryFile,
+    TensorBoard, Terminal,
 };
 
 /// Waits until everything that a sink got before has been written, on any thread.
@@ -44,6 +44,8 @@ pub struct SinkChoice<'a> {
     pub has_layers: bool,
     /// `true` if the files of TensorBoard are among them.
     pub has_tensorboard: bool,
+    /// The trace of this process.
+    pub trace: Option<StepTrace>,
     /// The endpoint of this process.
     pub prometheus: Option<Prometheus>,
 }
@@ -61,7 +63,7 @@ impl Sinks {
     /// # Errors
     /// A file that cannot be written.
     pub fn start(choice: SinkChoice<'_>, info: RunInfo) -> Result<Self, Error> {
-        let SinkChoice { out, is_quiet, has_layers, has_tensorboard, prometheus } = choice;
+        let SinkChoice { out, is_quiet, has_layers, has_tensorboard, trace, prometheus } = choice;
         let mut others: Vec<Box<dyn Sink>> = vec![];
         if let Some(dir) = out {
             others.push(Box::new(Jsonl::new(dir)));
@@ -71,6 +73,9 @@ impl Sinks {
             if has_tensorboard {
                 others.push(Box::new(TensorBoard::new(dir)));
             }
+        }
+        if let Some(trace) = trace {
+            others.push(Box::new(trace));
         }
         if let Some(prometheus) = prometheus {
             others.push(Box::new(prometheus));

@@ -161,7 +161,7 @@ impl Saver {
         let is_kept = move |step| is_multiple(step, keep_every) || Some(step) == best;
         let flush = recorder.flush_later();
         let write = move || {
-            let begun = Instant::now();
+            let copied = Instant::now();
             // A run that continues from here has the metrics of all steps before.
             for flush in flush {
                 // The sink reports it itself.
@@ -169,7 +169,7 @@ impl Saver {
             }
             shards.save(&leaves, run)?;
             shards.retain(keep, is_kept)?;
-            Ok(SavedCheckpoint { num_steps: step, waited, written: begun.elapsed() })
+            Ok(SavedCheckpoint { num_steps: step, begun, waited, written: copied.elapsed() })
         };
         let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(write);
         self.in_flight =

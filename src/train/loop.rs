@@ -7,7 +7,8 @@
 //! metrics that it records, and waits only where it needs a value. With `steps_per_launch`, a
 //! launch is several steps on as many batches.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::checkpoints::Saver;
@@ -17,8 +18,9 @@ use super::nonfinite::SkippedUpdates;
 use super::processes::{Agreed, Agreement, Processes};
 use super::recorder::Recorder;
 use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Trainer};
-use crate::cluster::Phase;
+use crate::cluster::{LaunchWaits, Phase};
 use crate::data::{Prefetch, Prefetched, TrainBatches};
+use crate::observe::LaunchSpans;
 use crate::pjrt;
 
 /// Maximum number of launches with outstanding metrics. More would not make the devices busier, and
@@ -58,6 +60,8 @@ pub(super) struct Loop<'a> {
 /// A launch, and the time that the host spent on it.
 struct UnrecordedLaunch {
     steps: PendingSteps,
+    /// When the host began with it.
+    begun: Instant,
     host: Duration,
     data_wait: Duration,
 }
@@ -66,6 +70,7 @@ struct UnrecordedLaunch {
 struct EndedLaunch {
     results: Vec<StepResult>,
     times: LaunchTimes,
+    spans: LaunchSpans,
 }
 
 impl<'a> Loop<'a> {
@@ -245,13 +250,14 @@ impl<'a> Loop<'a> {
 
     fn launch(&mut self, batch: Prefetched<DeviceBatch>) -> Result<(), Error> {
         let Prefetched { batch, waited: data_wait } = batch;
-        let start = Instant::now();
+        let begun = Instant::now();
         let first = self.trainer.steps_taken();
         self.processes.phase(Phase::Compute, first);
         let steps = first..first + batch.num_steps as u64;
         let rates = steps.map(|step| self.run.schedule.lr(step)).collect();
         let steps = self.trainer.launch(batch, rates)?;
-        self.unrecorded.push_back(UnrecordedLaunch { steps, host: start.elapsed(), data_wait });
+        let host = begun.elapsed();
+        self.unrecorded.push_back(UnrecordedLaunch { steps, begun, host, data_wait });
         Ok(())
     }
 
@@ -259,8 +265,9 @@ impl<'a> Loop<'a> {
     /// that take local steps tell each other theirs after outer steps only.
     fn record_all_but(&mut self, num_left: usize) -> Result<(), Error> {
         while self.unrecorded.len() > num_left
-            && let Some(UnrecordedLaunch { steps, host, data_wait }) = self.unrecorded.pop_front()
+            && let Some(launch) = self.unrecorded.pop_front()
         {
+            let UnrecordedLaunch { steps, begun, host, data_wait } = launch;
             let waiting = match self.has_recorded {
                 true => None,
                 false => self.processes.waiting("taking the first step"),
@@ -268,7 +275,9 @@ impl<'a> Loop<'a> {
             let (launched, end) = steps.times();
             let results = self.trainer.finish(steps)?;
             drop(waiting);
-            let collective_wait = self.processes.take_waited();
+            let waits = self.processes.take_waits();
+            let collective_wait =
+                waits.as_ref().map(|waits| waits.iter().map(|launch| launch.waited).sum());
             self.has_recorded = true;
             self.trainer.compile_later(self.due_steps.has_proofs());
             // The launch may have ended while the loop waited for something else.
@@ -279,11 +288,20 @@ impl<'a> Loop<'a> {
             let first = results.first().map_or(0, |result| result.step);
             self.processes.steps_done(first..first + num_steps as u64, total, collective_wait);
             let times = LaunchTimes { num_steps, total, delay, host, data_wait, collective_wait };
+            let (waits, waited_for) = by_process(waits.unwrap_or_default());
+            let spans = LaunchSpans {
+                data: begun.checked_sub(data_wait).unwrap_or(begun)..begun,
+                host: begun..begun + host,
+                whole: last_end.min(end)..end,
+                compute: launched.max(last_end).min(end)..end,
+                waits,
+                waited_for,
+            };
             for slow in self.processes.take_slow() {
                 self.recorder.process_slow(slow);
             }
             let num_steps = results.last().map_or(0, |result| result.step + 1);
-            self.ended.push(EndedLaunch { results, times });
+            self.ended.push(EndedLaunch { results, times, spans });
             let is_alone = self.processes.member().is_none();
             if is_alone || self.due_steps.have_met_after(num_steps) {
                 self.record_ended()?;
@@ -298,7 +316,7 @@ impl<'a> Loop<'a> {
         if self.run.local_steps.is_some() {
             self.join_processes(&mut ended)?;
         }
-        for EndedLaunch { mut results, times } in ended {
+        for EndedLaunch { mut results, times, spans } in ended {
             for result in results.iter_mut().filter(|result| !result.is_finite()) {
                 let replicas = std::mem::take(&mut result.nonfinite_replicas);
                 result.nonfinite_replicas = self.processes.gather("nonfinite", replicas)?.concat();
@@ -309,7 +327,7 @@ impl<'a> Loop<'a> {
             let stopped = self.skipped.check(&mut results, skipped);
             let num_steps = results.last().map_or(0, |result| result.step + 1);
             let is_evaluated = self.due_steps.after(num_steps).evaluation;
-            self.recorder.launch(&results, times, is_evaluated);
+            self.recorder.launch(&results, (times, spans), is_evaluated);
             stopped?;
         }
         Ok(())
@@ -400,6 +418,18 @@ impl<'a> Loop<'a> {
     /// What was done since the last launch is not part of the next step's times.
     fn start_step_clock(&mut self) {
         self.last_end = Instant::now();
-        let _ = self.processes.take_waited();
+        let _ = self.processes.take_waits();
     }
+}
+
+/// When this process waited for others, and how long for which.
+type Waits = (Vec<Range<Instant>>, Vec<(usize, Duration)>);
+
+fn by_process(waits: Vec<LaunchWaits>) -> Waits {
+    let mut waited_for = BTreeMap::<usize, Duration>::new();
+    for last in waits.iter().flat_map(|launch| &launch.last) {
+        *waited_for.entry(last.process_index).or_default() += last.waited;
+    }
+    let spans = waits.into_iter().flat_map(|launch| launch.spans).collect();
+    (spans, waited_for.into_iter().collect())
 }

@@ -54,7 +54,7 @@ use begin::Beginning;
 use fabric_file::describe_fabric;
 use r#loop::{End, Loop};
 use processes::Processes;
-use recorder::Recorder;
+use recorder::{Recorder, RunOutputs};
 use resume::Now;
 
 pub use crate::observe::EvalResult;
@@ -238,8 +238,10 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
 
     let resumed = beginning.checkpoint.as_ref();
     let out = dir.as_ref().map(|dir| dir.path());
-    let starts = processes.generation_starts(out, trainer.steps_taken(), &spans, restored);
-    let outputs = (dir, prometheus, processes, starts);
+    let generation_starts =
+        processes.generation_starts(out, trainer.steps_taken(), &spans, restored);
+    let trace = recorder::trace(options.out.as_deref(), &job.config.observe, processes, &trainer);
+    let outputs = RunOutputs { dir, trace, prometheus, processes, generation_starts };
     let mut recorder = Recorder::begin(outputs, &resolved, job, &run, &trainer, resumed, *started)?;
     stop.begin();
     let saver = beginning.saver((job, processes), &run, &trainer, &resolved, &mut recorder);

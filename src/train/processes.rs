@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Stop};
-use crate::cluster::{GenerationEnd, Member, Phase, Session, SlowPeer, Wish};
+use crate::cluster::{GenerationEnd, LaunchWaits, Member, Phase, Session, SlowPeer, Wish};
 use crate::observe::{FailedGeneration, GenerationStart, StartupSpans, Summary, Waiting, say};
 use crate::pjrt::{Placement, Process};
 
@@ -129,9 +129,9 @@ impl<'a> Processes<'a> {
         }
     }
 
-    /// As [`Member::take_waited`]; `None` for one process alone, which waits for nobody.
-    pub fn take_waited(&self) -> Option<Duration> {
-        self.member?.take_waited()
+    /// As [`Member::take_waits`]; `None` for one process alone, which waits for nobody.
+    pub fn take_waits(&self) -> Option<Vec<LaunchWaits>> {
+        self.member?.take_waits()
     }
 
     /// Processes that were found to be slow since the last call; none but in the first process.

@@ -1,6 +1,7 @@
 //! Turns what the loop learns into [`RunEvent`]s for the sinks of the run, and writes the final
 //! parameters.
 
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use hlo::{Literal, Tree};
@@ -9,15 +10,16 @@ use super::host_metrics::{HostStep, LaunchTimes};
 use super::processes::Processes;
 use super::progress::Progress;
 use super::progress_record::progress_of;
+use super::report::traced_collectives;
 use super::run_dir::{CONFIG_FILE, RunDir};
 use super::{Error, Job, Outcome, Run, StepResult, Trainer, params_file};
 use crate::checkpoint::Checkpoint;
 use crate::cluster::{Member, SlowPeer};
 use crate::config::{MeshConfig, ObserveConfig};
 use crate::observe::{
-    self, EvalResult, FlushLater, GenerationStart, LaunchMetrics, Prometheus, RunEnd, RunEvent,
-    RunInfo, RunProgress, SavedCheckpoint, SinkChoice, Sinks, SlowProcess, Status, StepEval,
-    describe_noise, replace_file,
+    self, EvalResult, FlushLater, GenerationStart, LaunchMetrics, LaunchSpans, Prometheus, RunEnd,
+    RunEvent, RunInfo, RunProgress, SavedCheckpoint, SinkChoice, Sinks, SlowProcess, Status,
+    StepEval, StepTrace, TraceChoice, describe_noise, replace_file,
 };
 use crate::state;
 
@@ -36,9 +38,28 @@ pub(super) fn listen(
     Ok(Some(Prometheus::listen(address.host(), port, process_index)?))
 }
 
+/// The trace of this process, if there is one, among the files of the run.
+pub(super) fn trace(
+    out: Option<&Path>,
+    config: &ObserveConfig,
+    processes: Processes<'_>,
+    trainer: &Trainer,
+) -> Option<StepTrace> {
+    let (out, steps) = (out?.to_owned(), config.traced_steps()?);
+    let process_index = processes.this().index;
+    let replicas = trainer.replicas();
+    let collectives = traced_collectives(trainer.step_graph());
+    Some(StepTrace::new(TraceChoice { out, steps, process_index, replicas, collectives }))
+}
+
 /// Where a run writes, its processes, and how these came about.
-pub(super) type Outputs<'a> =
-    (Option<RunDir>, Option<Prometheus>, Processes<'a>, Vec<GenerationStart>);
+pub(super) struct RunOutputs<'a> {
+    pub dir: Option<RunDir>,
+    pub trace: Option<StepTrace>,
+    pub prometheus: Option<Prometheus>,
+    pub processes: Processes<'a>,
+    pub generation_starts: Vec<GenerationStart>,
+}
 
 /// Sends events to the sinks of a run.
 pub(super) struct Recorder {
@@ -58,7 +79,7 @@ impl Recorder {
     /// # Errors
     /// Files that cannot be moved or written.
     pub fn begin(
-        (dir, prometheus, processes, generation_starts): Outputs<'_>,
+        RunOutputs { dir, trace, prometheus, processes, generation_starts }: RunOutputs<'_>,
         resolved: &str,
         job: &Job<'_>,
         run: &Run,
@@ -104,6 +125,7 @@ impl Recorder {
             is_quiet: !processes.is_first(),
             has_layers: job.config.observe.layers_every > 0,
             has_tensorboard: job.config.observe.tensorboard,
+            trace,
             prometheus,
         };
         let sinks = match &dir {
@@ -131,7 +153,12 @@ impl Recorder {
 
     /// Records the steps of a launch. `is_evaluated` says whether an evaluation follows the last of
     /// them.
-    pub fn launch(&mut self, results: &[StepResult], times: LaunchTimes, is_evaluated: bool) {
+    pub fn launch(
+        &mut self,
+        results: &[StepResult],
+        (times, spans): (LaunchTimes, LaunchSpans),
+        is_evaluated: bool,
+    ) {
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let time = time.map_or(f64::NAN, |time| time.as_secs_f64());
         let (global_batch, steps_per_epoch) = (self.global_batch, self.steps_per_epoch);
@@ -148,6 +175,7 @@ impl Recorder {
             elapsed_secs: self.started.elapsed().as_secs_f64(),
             is_evaluated,
             layers: results.iter().filter_map(|result| result.layers.clone()).collect(),
+            spans: Some(spans),
         };
         self.progress.launched(results);
         self.sinks.send(&RunEvent::Launch(launch));

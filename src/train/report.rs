@@ -8,6 +8,7 @@ use hlo::{ActivationRows, Axis, AxisSet, DType, Graph, LeafSpec, Tree, counted};
 use super::{Run, Trainer};
 use crate::config::shorten;
 use crate::data::{LabelKind, LabelScale, Source};
+use crate::observe::TracedCollective;
 use crate::parallel::{LeafTotals, ParallelPlan, ShardingReport};
 use crate::step::{LocalSteps, StateSection};
 use crate::targets::cost::{DeviceLayout, Timeline};
@@ -363,6 +364,17 @@ pub fn list_collectives(graph: &Graph) -> Vec<String> {
         )
     };
     total_collectives(graph).into_iter().map(line).collect()
+}
+
+/// The collectives of a graph for the trace of a step.
+pub(super) fn traced_collectives(graph: &Graph) -> Vec<TracedCollective> {
+    let traced = |total: CollectiveTotal| TracedCollective {
+        name: total.to_string(),
+        count: total.count,
+        bytes: total.whole_bytes,
+        sent_bytes: total.sent_bytes,
+    };
+    total_collectives(graph).into_iter().map(traced).collect()
 }
 
 fn describe_groups(num_groups: usize, group_size: usize) -> String {

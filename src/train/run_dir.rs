@@ -16,10 +16,10 @@ use serde_json::Value;
 use super::{Error, Stop, params_file};
 use crate::checkpoint::CheckpointDir;
 use crate::config::{CheckpointConfig, Config};
-use crate::observe::{Jsonl, LayersFile, Summary, TensorBoard, say, unfinished_prefix};
+use crate::observe::{Jsonl, LayersFile, StepTrace, Summary, TensorBoard, say, unfinished_prefix};
 
 /// All files and folders of a run. A new one must be added here.
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     CONFIG_FILE,
     Jsonl::FILE,
     LayersFile::FILE,
@@ -27,6 +27,7 @@ const FILES: [&str; 7] = [
     Summary::FILE,
     CheckpointConfig::DIR,
     TensorBoard::DIR,
+    StepTrace::DIR,
 ];
 /// The resolved configuration. Not `config.toml`, which may be a file of the user's.
 pub const CONFIG_FILE: &str = "config.resolved.toml";
@@ -375,7 +376,7 @@ fn keys_of(dir: &Path) -> Option<(Option<String>, Option<i64>)> {
 
 /// `true` for the names of folders.
 fn is_folder(name: &str) -> bool {
-    [CheckpointConfig::DIR, TensorBoard::DIR].contains(&name)
+    [CheckpointConfig::DIR, TensorBoard::DIR, StepTrace::DIR].contains(&name)
 }
 
 /// The files of a run that are in a directory.
@@ -470,7 +471,7 @@ mod tests {
         write_run(dir.path(), "a");
         let error = RunDir::claim(dir.path(), Existing::Refuse).unwrap_err().to_string();
         let expected = "holds another run (config.resolved.toml, metrics.jsonl, layers.jsonl, \
-                        params.safetensors, summary.json, checkpoints, tensorboard); choose";
+                        params.safetensors, summary.json, checkpoints, tensorboard, trace); choose";
         assert!(error.contains(expected), "{error}");
         RunDir::claim(dir.path(), Existing::Replace).unwrap();
         assert_eq!(name_of(dir.path()), FILES.map(|_| Some("a".to_owned())));

@@ -278,6 +278,11 @@ impl Trainer {
         self.programs.init.executable.placement().num_addressable()
     }
 
+    /// The replicas of this process.
+    pub(super) fn replicas(&self) -> Vec<usize> {
+        self.programs.init.executable.placement().replicas().collect()
+    }
+
     /// Number of elements in the model's parameters.
     pub fn num_params(&self) -> u64 {
         let specs = StateSection::Params.leaves(self.state.specs());

@@ -77,7 +77,7 @@ impl Running {
     }
 
     /// What it printed: to be asked after its end.
-    fn stdout(&mut self) -> String {
+    pub fn stdout(&mut self) -> String {
         let mut text = String::new();
         self.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
         text

@@ -15,9 +15,12 @@
 //! - `schedule`: the learning rates that it prints, against those of `train`
 //! - `plot`: the curves of runs, in every form and of whatever a run has left
 //! - `report`: a page about runs: its numbers, its size, and that nothing recorded is markup
+//! - `report_in_browser`: the page in Chromium, with JavaScript and without
+//! - `served`: the same page from a server, which follows the run
 //! - `prometheus`: its endpoint shows the run, and clients change nothing in it
 //! - `tensorboard`: its files have the numbers of `metrics.jsonl`
 //! - `layers`: the norms of each parameter
+//! - `trace`: so has the trace of chosen steps, which Perfetto reads
 //! - `reports`: `config`, `hlo`, `bench`, `plugin list`, `doctor`
 //! - `plugin`: what is damaged, and `plugin install`, `verify` and `remove`
 //!
@@ -36,12 +39,15 @@ mod plot;
 mod plugin;
 mod prometheus;
 mod report;
+mod report_in_browser;
 mod reports;
 mod run_dir;
 mod schedule;
+mod served;
 mod tensorboard;
 mod terminal;
 mod texts;
+mod trace;
 mod training;
 
 use std::collections::BTreeSet;

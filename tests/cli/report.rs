@@ -13,7 +13,7 @@ use super::{file, lockstep, metrics, summary, text, train_args};
 
 /// Two runs of 44 steps with two evaluations each, made once for all tests: `four` on four
 /// replicas with proofs, `one` on one, with a checkpoint after every step.
-fn runs() -> [PathBuf; 2] {
+pub fn runs() -> [PathBuf; 2] {
     static RUNS: OnceLock<TempDir> = OnceLock::new();
     let dir = RUNS.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `config`, `hlo`, `bench`, `plugin`, `completions` and `doctor`.
+//! `config`, `hlo`, `bench`, `plugin`, `completions`, `man` and `doctor`.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::{BINARY, DIGITS, keys, lockstep, lockstep_with, set, text};
+use super::{BINARY, DIGITS, file, keys, lockstep, lockstep_with, names, set, text};
 
 /// The inputs of the program: name, type, and whether the caller gives the buffer away.
 fn inputs(program: &str) -> Vec<(&str, &str, bool)> {
@@ -428,4 +428,45 @@ fn completions_are_scripts_for_shells() {
     let done = Command::new("bash").args(["-n", "-c", &script]).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     assert_eq!(lockstep(&["completions", "dos"]).code, Some(2));
+}
+
+#[test]
+fn every_command_has_a_manual_page_and_no_other_file_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let man = dir.path().join("man1");
+    let done = lockstep(&["man", text(&man)]).succeeded();
+    assert!(done.stdout.contains(text(&man)), "{}", done.stdout);
+    let pages = names(&man);
+    for page in ["lockstep.1", "lockstep-train.1", "lockstep-checkpoint-export.1"] {
+        assert!(pages.iter().any(|name| name == page), "{pages:?}");
+    }
+    assert!(!pages.iter().any(|name| name.contains("time-ops") || name.contains("help")));
+    let read = |name: &str| std::fs::read_to_string(man.join(name)).unwrap();
+    let first = read("lockstep.1");
+    for page in &pages {
+        let title = page.strip_suffix(".1").unwrap();
+        assert!(read(page).contains(&format!(".TH {title} 1")), "{page}");
+        // The first names all commands, and none that is the program's own.
+        let is_command = title.split('-').count() == 2;
+        assert!(!is_command || first.contains(&title.replace('-', "\\-")), "{title}");
+    }
+    assert!(!first.contains("time\\-ops") && first.contains(".SH MESSAGES"));
+    let train = read("lockstep-train.1");
+    for word in ["overwrite", "stopped by SIGTERM", "replaced\\-run", "log\\-json"] {
+        assert!(train.contains(word), "{word}: {train}");
+    }
+
+    // Earlier pages are replaced, and nothing else.
+    file(&man, "lockstep-train.1", b".TH lockstep-train 1 \"an older one\"");
+    lockstep(&["man", text(&man)]).succeeded();
+    assert_eq!(read("lockstep-train.1"), train);
+    let mine = file(&man, "lockstep-plan.1", b"mine");
+    std::fs::remove_file(man.join("lockstep.1")).unwrap();
+    let done = lockstep(&["man", text(&man)]);
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
+    assert!(done.stderr.contains("--overwrite"), "{}", done.stderr);
+    assert_eq!(std::fs::read(&mine).unwrap(), b"mine");
+    assert!(!man.join("lockstep.1").exists(), "nothing was written");
+    lockstep(&["man", text(&man), "--overwrite"]).succeeded();
+    assert_eq!(read("lockstep.1"), first);
 }

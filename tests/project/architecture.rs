@@ -33,8 +33,9 @@ const BLIND_TO_MODELS: [&str; 3] = ["step", "train", "config"];
 /// along other axes than `data` and `fsdp` have the same examples.
 const BLIND_TO_REPLICAS: [&str; 6] = ["config", "data", "optim", "parallel", "recipe", "step"];
 /// Files of these modules that count replicas all the same, and why.
-const COUNTING_REPLICAS: [(&str, &str); 2] = [
+const COUNTING_REPLICAS: [(&str, &str); 3] = [
     ("src/config/mesh.rs", "axes share the devices"),
+    ("src/config/roster.rs", "processes share the replicas"),
     ("src/step/signature.rs", "a program in a test"),
 ];
 

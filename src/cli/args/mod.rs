@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use super::changes::Changes;
 pub use super::changes::ConfigArgs;
-use crate::config::{MAX_BATCH, expand_home};
+use crate::config::{HostPort, MAX_BATCH, expand_home};
 use crate::targets::cost::{NamedNetwork, Stragglers, WhatIf};
 use launch::COORDINATOR_HELP;
 pub use launch::{CoordinatorArgs, HostRange, JobRules, LaunchArgs};
@@ -172,6 +172,15 @@ pub enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
+    /// Write the manual pages of all commands into a folder, for `man`
+    Man {
+        /// The folder, such as ~/.local/share/man/man1; earlier pages in it are replaced
+        #[arg(value_parser = path())]
+        dir: PathBuf,
+        /// Replace files that have the names of pages, whatever they are
+        #[arg(long)]
+        overwrite: bool,
+    },
     /// Describe this machine, and report what is wrong with it
     Doctor {
         /// Print one line of JSON
@@ -286,6 +295,16 @@ pub struct ReportArgs {
     /// Print all of it as one line of JSON
     #[arg(long)]
     pub json: bool,
+    /// Serve the page at this address, and follow what the runs write, until Ctrl-C. For an
+    /// address that others can reach, the printed URL has a token, without which nothing is shown
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        num_args = 0..=1,
+        default_missing_value = super::report::ADDRESS,
+        conflicts_with_all = ["to", "overwrite", "json"]
+    )]
+    pub serve: Option<HostPort>,
 }
 
 /// Arguments of `compare`.

@@ -3,7 +3,8 @@
 //!
 //! [`read`] takes what a run's directory has, [`goodput`] and [`verdicts`] say what it means,
 //! [`levels`] bounds the curves, and [`page`] writes all of it; [`html`] escapes what was recorded.
-//! `page.js` makes the charts interactive: the page is complete without it.
+//! `page.js` makes the charts interactive: the page is complete without it. [`serve`] shows the
+//! page of a run that goes on, and `follow.js` loads it again.
 
 mod chart;
 mod goodput;
@@ -15,6 +16,7 @@ mod page;
 mod percentiles;
 mod read;
 mod sections;
+mod serve;
 mod settings;
 mod verdicts;
 
@@ -35,6 +37,7 @@ use levels::Curves;
 use percentiles::Percentiles;
 pub(super) use read::RunFiles;
 use read::SlowRecord;
+pub use serve::ADDRESS;
 pub(super) use settings::{Difference, differences};
 use verdicts::RunVerdict;
 
@@ -99,8 +102,24 @@ impl RunReport {
     }
 }
 
+impl Report {
+    /// Reads the directories of runs.
+    fn of(dirs: &[PathBuf]) -> Result<Self> {
+        let named = dirs.iter().zip(names(dirs));
+        let read = |(dir, name): (&PathBuf, String)| RunFiles::read(dir, name);
+        let runs = named.map(read).collect::<Result<Vec<_>>>()?;
+        let config_differences = differences(&runs);
+        let num_runs = runs.len();
+        let runs = runs.into_iter().map(|run| RunReport::of(run, num_runs)).collect();
+        Ok(Self { runs, config_differences })
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &ReportArgs) -> Result<ExitCode> {
+    if let Some(address) = &args.serve {
+        return serve::serve(&args.dirs, address);
+    }
     let default = Path::new(FILE);
     let path = args.to.as_deref().or((!args.json).then_some(default));
     let is_own = page::is_page;
@@ -109,15 +128,9 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
     if let Some(file) = &file {
         file.check()?;
     }
-    let named = args.dirs.iter().zip(names(&args.dirs));
-    let read = |(dir, name): (&PathBuf, String)| RunFiles::read(dir, name);
-    let runs = named.map(read).collect::<Result<Vec<_>>>()?;
-    let config_differences = differences(&runs);
-    let num_runs = runs.len();
-    let runs = runs.into_iter().map(|run| RunReport::of(run, num_runs)).collect();
-    let report = Report { runs, config_differences };
+    let report = Report::of(&args.dirs)?;
     if let Some(file) = file {
-        file.write(page::page(&report)?.as_bytes())?;
+        file.write(page::page(&report, None)?.as_bytes())?;
     }
     match (args.json, path) {
         (true, _) => print_line(&serde_json::to_string(&report)?)?,

@@ -177,7 +177,7 @@
       svg(made, "text", { x: area.left - 8, y: y + 4, "text-anchor": "end" }, label(tick));
     }
     const { title, secs } = unit();
-    const count = Math.max(2, Math.min(8, Math.floor(width / 110)));
+    const count = Math.max(2, Math.min(8, Math.floor(width / 80)));
     for (const tick of ticks(range[0] / secs, range[1] / secs, count)) {
       const x = toX(tick * secs);
       svg(made, "line", { class: "tick", x1: x, x2: x, y1: area.bottom, y2: area.bottom + 5 });
@@ -439,6 +439,27 @@
     store(theme);
   });
   for (const hidden of document.querySelectorAll("[data-script]")) hidden.hidden = false;
+  // A page that is served loads itself again, and goes on with what was chosen in it.
+  const kept = `lockstep-page ${location.pathname} ${data.runs.map((run) => run.name).join("\n")}`;
+  const element = (id) => document.getElementById(id);
+  if (document.documentElement.dataset.version) {
+    try {
+      const { hidden, ...chosen } = JSON.parse(sessionStorage.getItem(kept)) || { hidden: [] };
+      Object.assign(state, chosen, { hidden: new Set(hidden) });
+    } catch { /* Nothing is kept. */ }
+    element("x").value = state.x;
+    element("smooth").value = String(state.weight);
+    element("log").checked = state.log;
+    element("reset").disabled = !state.zoom;
+    for (const button of document.querySelectorAll("button[data-run]")) {
+      button.setAttribute("aria-pressed", String(!state.hidden.has(+button.dataset.run)));
+    }
+    addEventListener("pagehide", () => {
+      try {
+        sessionStorage.setItem(kept, JSON.stringify({ ...state, hidden: [...state.hidden] }));
+      } catch { /* Nothing can be kept. */ }
+    });
+  }
   redraw();
   let width = document.documentElement.clientWidth;
   addEventListener("resize", () => {

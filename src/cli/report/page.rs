@@ -18,6 +18,12 @@ const MARK: &str = "<meta name=\"generator\" content=\"lockstep report\">";
 const POLICY: &str = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
                       style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; \
                       form-action 'none'\">";
+/// The same for a page that asks its server for newer ones.
+const SERVED_POLICY: &str = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src \
+                             'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src \
+                             'unsafe-inline'; base-uri 'none'; form-action 'none'\">\n\
+                             <noscript><meta http-equiv=\"refresh\" content=\"30\"></noscript>";
+const FOLLOW: &str = include_str!("follow.js");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
@@ -54,17 +60,21 @@ const SECTIONS: [Section; 8] = [
     ("environment", "Environment", sections::environment),
 ];
 
-/// The whole page.
+/// The whole page. One that is served has a version, and loads itself again when there is another.
 ///
 /// # Errors
 /// Data that are no JSON.
-pub fn page(report: &Report) -> Result<String> {
+pub fn page(report: &Report, version: Option<&str>) -> Result<String> {
     let charts = chart::charts(&report.runs);
     let names: Vec<_> = report.runs.iter().map(|run| &*run.name).collect();
     let title = names.join(", ");
     let mut html = Html::new();
-    html.own("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n");
-    html.own(MARK).own("\n").own(POLICY).own("\n");
+    html.own("<!doctype html>\n");
+    let served = version.map(|version| ("data-version", version));
+    let attributes: Vec<_> = [("lang", "en")].into_iter().chain(served).collect();
+    html.open("html", &attributes).own("<head><meta charset=\"utf-8\">\n");
+    let policy = if version.is_some() { SERVED_POLICY } else { POLICY };
+    html.own(MARK).own("\n").own(policy).own("\n");
     html.own("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
     html.element("title", &[], &format!("{title} - lockstep report"));
     html.own("<style>").own(STYLE).own("</style></head>\n<body>\n");
@@ -89,13 +99,17 @@ pub fn page(report: &Report) -> Result<String> {
         body(&mut html, report);
         html.own("</section>\n");
     }
-    let version = env!("CARGO_PKG_VERSION");
+    let program = env!("CARGO_PKG_VERSION");
     html.own("</main>\n");
-    html.element("footer", &[], &format!("Written by lockstep {version}. --json has all of this."));
+    html.element("footer", &[], &format!("Written by lockstep {program}. --json has all of this."));
     let runs = report.runs.iter();
     let runs = runs.map(|run| RunCurves { name: &run.name, curves: &run.curves }).collect();
     html.data("data", &PageData { runs, charts: &charts })?;
-    html.own("\n<script>").own(SCRIPT).own("</script>\n</body></html>\n");
+    html.own("\n<script>").own(SCRIPT).own("</script>\n");
+    if version.is_some() {
+        html.own("<script>").own(FOLLOW).own("</script>\n");
+    }
+    html.own("</body></html>\n");
     Ok(html.into_string())
 }
 

@@ -203,8 +203,8 @@ impl Supervision {
 
     /// The newest generation that a supervisor has started for a coordinator before this one, its
     /// number of processes, and those of them that have ended in good order. Processes of others do
-    /// not run. `None` while more supervisors of it may come: until all its processes are known, all
-    /// hosts are there, or `is_late`.
+    /// not run. `None` while more supervisors of it may come: until all its processes are known,
+    /// all hosts are there, or `is_late`.
     pub fn take_over(&mut self, is_late: bool) -> Option<(u64, usize, Vec<EndedRow>)> {
         let newest = self.hosts.iter().max_by_key(|host| host.held.generation)?;
         let (generation, num_processes) =

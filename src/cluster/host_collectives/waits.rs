@@ -1,10 +1,13 @@
 //! How long this process waits for others in each launch, and for which.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Launches whose waits are kept until they are taken.
 const MAX_LAUNCHES: usize = 1024;
+/// Waits of a launch that are listed.
+const MAX_SPANS: usize = 1024;
 
 /// How long this process waited for others in one launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +17,8 @@ pub struct LaunchWaits {
     /// The time in which the replicas of this process had arrived at some collective and data of
     /// another process was missing. Time in which this is so for several collectives counts once.
     pub waited: Duration,
+    /// When that was, in order; of very many the first.
+    pub spans: Vec<Range<Instant>>,
     /// The processes whose operands arrived last at a collective, after this process had waited for
     /// them.
     pub last: Vec<LastProcess>,
@@ -36,6 +41,7 @@ pub(super) struct WaitMeter {
     num_waiting: usize,
     since: Option<Instant>,
     waited: Duration,
+    spans: Vec<Range<Instant>>,
     last: BTreeMap<usize, (u64, Duration)>,
     is_used: bool,
 }
@@ -52,8 +58,11 @@ impl WaitMeter {
     pub fn end(&mut self, now: Instant) {
         self.num_waiting = self.num_waiting.saturating_sub(1);
         if self.num_waiting == 0 {
-            let since = self.since.take();
-            self.waited += since.map_or(Duration::ZERO, |since| now.duration_since(since));
+            let Some(since) = self.since.take() else { return };
+            self.waited += now.duration_since(since);
+            if self.spans.len() < MAX_SPANS {
+                self.spans.push(since..now);
+            }
         }
     }
 
@@ -80,7 +89,8 @@ impl WaitMeter {
             num_times,
             waited,
         });
-        let waits = LaunchWaits { launch_number, waited: self.waited, last: last.collect() };
+        let (waited, spans) = (self.waited, self.spans);
+        let waits = LaunchWaits { launch_number, waited, spans, last: last.collect() };
         self.is_used.then_some(waits)
     }
 }
@@ -123,6 +133,7 @@ mod tests {
         meter.was_last(3, Duration::from_millis(5));
         let waits = meter.finish(9, at(21)).unwrap();
         assert_eq!((waits.launch_number, waits.waited), (9, Duration::from_millis(7 + 1 + 1)));
+        assert_eq!(waits.spans, [(0, 7), (10, 11), (20, 21)].map(|(from, to)| at(from)..at(to)));
         let waited = Duration::from_millis(6);
         assert_eq!(waits.last, [LastProcess { process_index: 3, num_times: 2, waited }]);
         assert_eq!(WaitMeter::default().finish(1, start), None);

@@ -17,6 +17,11 @@ use crate::config::{Config, SECTIONS};
 /// Samples for [`Kind::Other`]: some values that are taken, and some that are not.
 const SAMPLES: &[(&str, &[&str], &[&str])] = &[
     ("`HOST:PORT`", &["\"host:1\"", "\"[::1]:65535\""], &["\"host\"", "\"host:0\"", "\":1\"", "1"]),
+    (
+        "`FIRST..END`, at most 10000 steps",
+        &["\"0..1\"", "\"100..10100\""],
+        &["\"5\"", "\"5..5\"", "\"6..5\"", "\"0..10001\"", "\"-1..5\"", "1"],
+    ),
     ("`\"loss\"`, or a metric of the model", &["\"loss\"", "\"f1\""], &["1"]),
     ("`1`", &["1"], &["0", "2", "\"auto\""]),
     ("path", &["\"a\"", "\"/a/b\""], &["1"]),

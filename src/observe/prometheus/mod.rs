@@ -1,15 +1,14 @@
 //! An endpoint for Prometheus, and others that read OpenMetrics.
 
 mod readings;
-mod serve;
 
 use std::io;
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use super::{Error, RunEvent, Sink};
+use super::{Error, HttpAnswer, HttpServer, RunEvent, Sink};
 use readings::Readings;
-use serve::Server;
 
 /// Answers `GET /metrics` with the numbers of the last step and the sums over all steps of this
 /// process, under the names of `metrics.jsonl` and `summary.json`.
@@ -19,8 +18,13 @@ use serve::Server;
 pub struct Prometheus {
     readings: Arc<Mutex<Readings>>,
     /// Answers until it is dropped.
-    _server: Server,
+    _server: HttpServer,
 }
+
+/// How long a connection may take.
+const MAX_TIME: Duration = Duration::from_secs(5);
+/// The text that [`Readings::render`] makes.
+const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 impl Prometheus {
     /// Listens on a port of `host`. Call this before anything that takes time: a run that cannot
@@ -39,11 +43,14 @@ impl Prometheus {
     fn on(listener: TcpListener, process_index: usize) -> io::Result<Self> {
         let readings = Arc::new(Mutex::new(Readings::new(process_index)));
         let shown = readings.clone();
-        let render = move || {
+        let server = HttpServer::start(listener, MAX_TIME, move |request| {
+            if request.path != "/metrics" {
+                return HttpAnswer::not_found("the numbers are at /metrics\n");
+            }
             let readings = lock(&shown).clone();
-            readings.render()
-        };
-        Ok(Self { readings, _server: Server::start(listener, render)? })
+            HttpAnswer::found(KIND, readings.render())
+        })?;
+        Ok(Self { readings, _server: server })
     }
 }
 
@@ -61,9 +68,10 @@ impl Sink for Prometheus {
 mod tests {
     use std::io::{Read, Write};
     use std::net::{SocketAddr, TcpStream};
-    use std::time::Duration;
+    use std::time::Instant;
 
     use super::*;
+    use crate::observe::http::MAX_CONNECTIONS;
     use crate::observe::{LaunchMetrics, Metric, RunInfo, SavedCheckpoint, StepMetrics};
 
     static LOSS: Metric = Metric::number(Metric::LOSS);
@@ -98,7 +106,8 @@ mod tests {
             sink.event(&RunEvent::Launch(LaunchMetrics { steps, ..LaunchMetrics::default() }));
         }
         let waited = Duration::from_millis(250);
-        let saved = SavedCheckpoint { num_steps: 2, waited, written: waited };
+        let begun = Instant::now();
+        let saved = SavedCheckpoint { num_steps: 2, begun, waited, written: waited };
         sink.event(&RunEvent::CheckpointSaved(saved));
         let answer = ask(address, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n");
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -151,7 +160,7 @@ mod tests {
             stream.write_all(b"GET /met").unwrap();
             stream
         };
-        let slow: Vec<_> = (0..serve::MAX_CONNECTIONS * 2).map(slow).collect();
+        let slow: Vec<_> = (0..MAX_CONNECTIONS * 2).map(slow).collect();
         assert!(ask(address, "GET /metrics HTTP/1.1\r\n\r\n").contains(" 200 OK"));
         drop(sink);
         assert!(TcpStream::connect(address).is_err(), "it ends with the sink");

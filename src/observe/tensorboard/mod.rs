@@ -3,13 +3,13 @@
 mod events;
 mod messages;
 
-use std::fs::{self, File};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use prost::Message;
 
-use super::{Error, FlushLater, RunEvent, Sink, Writer, WriterTarget, say};
+use super::records::{RecordFile, ToRecord};
+use super::{Error, FlushLater, RunEvent, Sink, Writer};
 use events::unix_secs;
 use messages::BoardEvent;
 
@@ -21,7 +21,7 @@ use messages::BoardEvent;
 /// A file that cannot be written costs only itself: stderr says so once, and the run goes on.
 pub struct TensorBoard {
     dir: PathBuf,
-    writer: Option<Writer<EventFile>>,
+    writer: Option<Writer<RecordFile<BoardEvent>>>,
     error: Option<Error>,
 }
 
@@ -45,7 +45,7 @@ impl Sink for TensorBoard {
     fn event(&mut self, event: &RunEvent) {
         match event {
             RunEvent::Started(info) => {
-                match EventFile::create(&self.dir) {
+                match create(&self.dir) {
                     Err(error) => self.error = Some(error),
                     Ok(writer) => self.writer = Some(writer),
                 }
@@ -92,37 +92,16 @@ impl Sink for TensorBoard {
     }
 }
 
-/// The bytes of events that wait while they cannot be written.
-const MAX_PENDING_BYTES: usize = 16 << 20;
-
-/// A file of records: their length, its checksum, the bytes of an event, their checksum.
-struct EventFile {
-    path: PathBuf,
-    file: File,
-    pending: Vec<u8>,
-    /// Events that did not fit, since that was said.
-    num_lost: u64,
-    has_said: bool,
-}
-
 /// TensorBoard reads every file with this in its name.
 const PREFIX: &str = "events.out.tfevents.";
 
-impl EventFile {
-    fn create(dir: &Path) -> Result<Writer<Self>, Error> {
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            |source| Error::Write { path, source }
-        };
-        fs::create_dir_all(dir).map_err(failed(dir))?;
-        let place = next_place(dir).map_err(failed(dir))?;
-        let path = dir.join(format!("{PREFIX}{place:010}.lockstep.{}.0", std::process::id()));
-        let file = File::options().create_new(true).append(true).open(&path);
-        let file = file.map_err(failed(&path))?;
-        let (pending, num_lost, has_said) = (vec![], 0, false);
-        let events = Self { path: path.clone(), file, pending, num_lost, has_said };
-        Writer::start(&path, events)
-    }
+/// Makes the next file in a directory.
+fn create(dir: &Path) -> Result<Writer<RecordFile<BoardEvent>>, Error> {
+    let failed = |source| Error::Write { path: dir.to_owned(), source };
+    fs::create_dir_all(dir).map_err(failed)?;
+    let place = next_place(dir).map_err(failed)?;
+    let name = format!("{PREFIX}{place:010}.lockstep.{}.0", std::process::id());
+    RecordFile::create(&dir.join(name))
 }
 
 /// The number in the name of the next file: the time, but after all that are there, whatever their
@@ -138,50 +117,11 @@ fn next_place(dir: &Path) -> io::Result<u64> {
     Ok(place)
 }
 
-impl WriterTarget for EventFile {
-    type Item = BoardEvent;
-
-    fn add(&mut self, event: BoardEvent) {
-        if self.pending.len() > MAX_PENDING_BYTES {
-            self.num_lost += 1;
-            return;
-        }
-        self.pending.extend(record(&event.encode_to_vec()));
+/// A record is the length of an event, its checksum, the bytes of the event, their checksum.
+impl ToRecord for BoardEvent {
+    fn bytes(&self) -> Vec<u8> {
+        record(&self.encode_to_vec())
     }
-
-    fn try_to_write(&mut self) -> bool {
-        let written = write_some(&mut self.file, &mut self.pending);
-        if let Err(error) = written
-            && !std::mem::replace(&mut self.has_said, true)
-        {
-            let path = self.path.display();
-            say(&format!("warning: {path} cannot be written: {error}; the run goes on"));
-        }
-        !self.pending.is_empty()
-    }
-
-    fn flush(&mut self) -> Result<(), Error> {
-        self.try_to_write();
-        if self.num_lost > 0 {
-            let num_lost = std::mem::take(&mut self.num_lost);
-            let path = self.path.display();
-            say(&format!("warning: {path} could not be written: events lost: {num_lost}"));
-        }
-        Ok(())
-    }
-}
-
-/// Writes what can be written, and keeps the rest.
-fn write_some(file: &mut impl Write, pending: &mut Vec<u8>) -> io::Result<()> {
-    while !pending.is_empty() {
-        match file.write(pending) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => drop(pending.drain(..written)),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// A record of a file in the format TFRecord.
@@ -322,52 +262,6 @@ mod tests {
         assert_eq!(num_events, [0, 4, 4]);
         let restart = &files[1][1];
         assert_eq!((restart.step, restart.session_log.as_ref().unwrap().status), (7, 1));
-    }
-
-    #[test]
-    fn a_full_disk_is_no_failure_and_what_waits_is_bounded() {
-        let full = Path::new("/dev/full");
-        if !full.exists() {
-            return;
-        }
-        let file = File::options().write(true).open(full).unwrap();
-        let path = full.to_owned();
-        let mut events = EventFile { path, file, pending: vec![], num_lost: 0, has_said: false };
-        events.add(BoardEvent::version());
-        assert!(events.try_to_write(), "the event waits");
-        events.flush().unwrap();
-        assert!(events.has_said);
-        events.pending.resize(MAX_PENDING_BYTES + 1, 0);
-        events.add(BoardEvent::version());
-        assert_eq!((events.num_lost, events.pending.len()), (1, MAX_PENDING_BYTES + 1));
-        events.flush().unwrap();
-        assert_eq!(events.num_lost, 0, "said");
-    }
-
-    #[test]
-    fn what_was_written_in_part_is_continued_where_it_ended() {
-        struct Narrow(Vec<u8>, usize);
-        impl Write for Narrow {
-            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                let num_bytes = bytes.len().min(self.1).min(3);
-                if num_bytes == 0 {
-                    return Err(io::ErrorKind::StorageFull.into());
-                }
-                self.0.extend(&bytes[..num_bytes]);
-                self.1 -= num_bytes;
-                Ok(num_bytes)
-            }
-
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        let (mut disk, mut pending) = (Narrow(vec![], 7), (0..10).collect::<Vec<u8>>());
-        assert!(write_some(&mut disk, &mut pending).is_err());
-        assert_eq!(pending, [7, 8, 9]);
-        disk.1 = 100;
-        write_some(&mut disk, &mut pending).unwrap();
-        assert_eq!(disk.0, (0..10).collect::<Vec<u8>>());
     }
 
     /// The check value of CRC-32C, and its masked form.

@@ -5,6 +5,7 @@
 //! one before have ended.
 
 mod failure;
+mod hosts;
 mod resumption;
 mod supervisors;
 
@@ -15,14 +16,15 @@ use hlo::counted;
 use prost::Message;
 
 pub use self::failure::{Failure, FailureKind};
+use self::hosts::FormationTimes;
 use self::resumption::Resumption;
 use super::horizon::Horizon;
 use super::membership::{Admission, JoinedProcess, Membership};
 use super::store::Store;
-use super::supervision::{HostChange, Supervision};
+use super::supervision::Supervision;
 use crate::cluster::members::{Directive, GenerationEnd, Peer};
 use crate::cluster::messages::{self as wire, Cause, GenerationRow, Reply, Why};
-use crate::cluster::roster::{JobSize, index};
+use crate::cluster::roster::JobSize;
 use crate::cluster::wish::{INTERRUPTED, REGROUP, Wish};
 
 /// The wait before the second restart in a row without progress. It doubles with each.
@@ -401,19 +403,6 @@ impl JobState {
         }
     }
 
-    /// Does without the new host of a process that cannot take part in a job that has trained.
-    fn refuse(&mut self, process_index: usize, reason: &str) -> bool {
-        let Some(supervision) = &mut self.supervision else { return false };
-        let is_refused = supervision.size.is_flexible()
-            && self.generation > 1
-            && supervision.refuse(process_index, reason);
-        if is_refused {
-            let text = format!("the job goes on without the host of process {process_index}");
-            self.changes.push(JobChange::Note(text));
-        }
-        is_refused
-    }
-
     fn decide(&mut self, now: Duration, failure: Failure) {
         self.is_final |= failure.kind == FailureKind::Final;
         self.tentative = None;
@@ -505,50 +494,6 @@ impl JobState {
             Stage::Running => self.follow_hosts(now),
             _ => {}
         }
-    }
-
-    /// Hosts that have not heard that the generation has failed are not waited for, if the others
-    /// can go on without them.
-    fn leave_out_the_deaf(&mut self, now: Duration) {
-        let Some(supervision) = &mut self.supervision else { return };
-        let deaf = supervision.take_deaf(self.directives.len());
-        if deaf.is_empty() {
-            return;
-        }
-        let (names, processes): (Vec<_>, Vec<_>) = deaf.into_iter().unzip();
-        let names = names.join(", ");
-        let text = format!("no answer from the supervisor on {names}: the job goes on without it");
-        self.changes.push(JobChange::Note(text));
-        let processes: Vec<_> = processes.concat();
-        if let Some(end) = self.history.last_mut().filter(|_| !processes.is_empty()) {
-            // Those that were blamed had only lost the connection to these.
-            end.reason = format!("the supervisor on {names} does not answer; {}", end.reason);
-            end.processes = processes;
-        }
-        self.after_children(now);
-    }
-
-    /// All stop after the same step because hosts have come or leave, and start again with those
-    /// that are there then, if these are enough.
-    fn follow_hosts(&mut self, now: Duration) {
-        let change = self.supervision.as_ref().and_then(|hosts| hosts.change(now));
-        let (wish, why, then) = match change {
-            Some(HostChange::Other(why)) => (Wish::Regroup, why, "all start again then"),
-            Some(HostChange::TooFew(names)) => {
-                (Wish::Stop, format!("leaving: {names}"), "the others are too few to go on")
-            }
-            None => return,
-        };
-        if self.last_change.replace(wish) == Some(wish) {
-            return;
-        }
-        if wish == Wish::Stop && self.signal == 0 {
-            self.signal = SIGTERM;
-        }
-        let event = self.horizon.wish(wish);
-        let steps = counted(event.step as usize, "step");
-        let text = format!("{why}; all save and stop after {steps}; {then}");
-        self.changes.push(JobChange::Note(text));
     }
 
     fn find_silent(&mut self, now: Duration) {
@@ -702,10 +647,6 @@ impl JobState {
         }
     }
 
-    fn are_leaving(&self) -> bool {
-        self.supervision.as_ref().is_some_and(Supervision::are_leaving)
-    }
-
     /// Starts a generation, the first one or another, if enough supervisors are there.
     fn start_when_possible(&mut self, now: Duration) {
         if !self.supervision.as_ref().is_some_and(|hosts| hosts.can_start(now)) {
@@ -720,31 +661,6 @@ impl JobState {
             }
         }
         self.start(now);
-    }
-}
-
-/// How the generation came about.
-#[derive(Debug, Default)]
-struct FormationTimes {
-    cause: Cause,
-    num_hosts: usize,
-    /// When the one before had failed, or its processes had ended.
-    since: Duration,
-    /// When supervisors were told to start.
-    started: Duration,
-    /// When all processes had joined.
-    joined: Duration,
-}
-
-impl FormationTimes {
-    fn to_row(&self) -> wire::FormationRow {
-        let Self { cause, num_hosts, since, started, joined } = *self;
-        wire::FormationRow {
-            num_hosts: index(num_hosts),
-            cause: cause.into(),
-            agree_ms: wire::millis(started.saturating_sub(since)),
-            join_ms: wire::millis(joined.saturating_sub(started)),
-        }
     }
 }
 

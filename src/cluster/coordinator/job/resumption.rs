@@ -38,8 +38,8 @@ impl Resumption {
 }
 
 impl JobState {
-    /// Takes over a generation that this coordinator did not start, if supervisors hold one, and all
-    /// of them are there or were waited for. `false` if not.
+    /// Takes over a generation that this coordinator did not start, if supervisors hold one, and
+    /// all of them are there or were waited for. `false` if not.
     pub(super) fn take_over(&mut self, now: Duration) -> bool {
         let is_late = match self.stage {
             Stage::Registering { since } => since + self.options.dead_after <= now,

@@ -294,7 +294,7 @@ fn a_new_host_that_cannot_take_part_ends_nothing() {
                 join(&mut world, *process, binary);
             }),
         }
-        assert_eq!(world.job.history.last().unwrap().processes, [2]);
+        assert!(world.job.history.last().is_some_and(|end| end.processes == [2]));
         let directives = world.job.directives(SESSION + 2, 0);
         let Some(Directive::End { text, is_success: false, .. }) = directives.last() else {
             panic!("{directives:?}")
@@ -329,5 +329,7 @@ fn thousands_of_hosts_form_again() {
     assert_eq!(world.job.generation, 3);
     world.join();
     assert!(world.places().iter().all(|place| place.is_some_and(|it| it.1 == 2000)));
-    println!("{} messages, {:.1} s", world.num_messages, began.elapsed().as_secs_f64());
+    // About nine for each host and generation.
+    assert!(world.num_messages < 60_000, "{}", world.num_messages);
+    assert!(began.elapsed() < 60 * SECOND, "{:?}", began.elapsed());
 }
