@@ -294,6 +294,10 @@ impl Supervisor<'_> {
                         self.workers.clear();
                     }
                     self.session = Arc::new(self.register_again(error)?);
+                    if self.is_leaving {
+                        // A coordinator that does not answer is noticed by the session.
+                        let _ = self.session.leave();
+                    }
                     forward_directives(self.session.clone(), self.news.clone());
                 }
             }
@@ -344,6 +348,9 @@ impl Supervisor<'_> {
         place: Option<HostPlace>,
         full_processes: usize,
     ) -> Result<(), LaunchError> {
+        // Of a generation that went on without this host.
+        self.kill();
+        self.workers.clear();
         let Some(HostPlace { first_process, num_processes, .. }) = place else {
             say(&format!("launch: generation {generation} runs without this host, which waits"));
             return Ok(());
@@ -357,9 +364,6 @@ impl Supervisor<'_> {
             }
             return Ok(());
         }
-        // Of a generation that went on without this host.
-        self.kill();
-        self.workers.clear();
         (self.generation, self.place) = (generation, place);
         self.ended_well.clear();
         let ends = self.forward_ends();

@@ -149,7 +149,7 @@ impl Supervision {
     pub fn register(&mut self, mut supervisor: Supervisor) -> Result<(), (Why, String)> {
         let host = &supervisor.host;
         if self.hosts.len() >= self.size.max_hosts + self.size.num_spares {
-            let Some(lost) = self.hosts.iter().position(|host| host.is_lost) else {
+            let Some(lost) = self.hosts.iter().position(|host| !host.can_take_part()) else {
                 let hosts: Vec<_> = self.hosts.iter().map(|host| host.host.as_str()).collect();
                 let text = format!(
                     "the supervisor on {host} is not needed: the job has its {} ({})",
@@ -416,7 +416,9 @@ impl Supervision {
 
     /// `true` when all processes have ended, those of lost supervisors included.
     pub fn all_ended(&self) -> bool {
-        self.there().all(|host| host.has_ended.iter().all(|ended| *ended))
+        // Those of a host that was refused end with its supervisor.
+        let mut hosts = self.there().filter(|host| host.refused.is_none());
+        hosts.all(|host| host.has_ended.iter().all(|ended| *ended))
     }
 
     /// Processes that have not ended, with their host.
@@ -477,9 +479,11 @@ impl Supervision {
         Some((host.first_directive, host.place))
     }
 
-    /// `true` when all supervisors that are not lost have received `num_directives` directives.
+    /// `true` when all supervisors that belong to the job have received `num_directives`
+    /// directives.
     pub fn all_know(&self, num_directives: usize) -> bool {
-        self.there().all(|host| host.first_directive + host.num_known >= num_directives)
+        let mut hosts = self.hosts.iter().filter(|host| host.can_take_part());
+        hosts.all(|host| host.first_directive + host.num_known >= num_directives)
     }
 }
 
