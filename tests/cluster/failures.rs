@@ -440,7 +440,7 @@ fn hosts_that_make_no_job_are_refused() {
     refused(&two, &resume, "3 replicas, which the 2 processes of all hosts");
     let unknown = train(DIGITS, &["mesh.daata=3"], &["--resume", "--out", "out"]);
     refused(&two, &unknown, "mesh.daata");
-    let any = ["--coordinator", "0.0.0.0:0"];
+    let any = ["--coordinator", "0.0.0.0:29519"];
     let args =
         launch_hosts(&[&two[..], &any].concat(), &train(DIGITS, &[], &["--resume", "--out", "o"]));
     let token = [("LOCKSTEP_TOKEN", "0123456789abcdef0123456789abcdef")];
