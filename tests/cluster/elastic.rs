@@ -253,7 +253,7 @@ fn the_curve_is_the_same_whatever_hosts_there_are() {
     let dir = tempfile::tempdir().unwrap();
     let whole = dir.path().join("whole");
     let epochs = format!("train.epochs={}", 30 + 15 * num_events);
-    let sets = [&SETS[1..], &[&epochs]].concat();
+    let sets = [&SETS[1..], &["mesh.data=auto", "train.microbatch=4", &epochs]].concat();
     run(dir.path(), &train(DIGITS, &sets, &["--out", text(&whole)])).succeeded();
     let mut job = Job::start(dir.path(), 5, 0, &train(DIGITS, &sets, &[]));
     (0..4).for_each(|_| job.come());
