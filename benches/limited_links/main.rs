@@ -243,13 +243,15 @@ fn start(
     arguments: &[&str],
 ) -> Outcome<Child> {
     let on = links.on(process);
-    let number = num_processes.to_string();
+    let [number, index] = [num_processes, process].map(|number| number.to_string());
     let coordinator = format!("{}:{COORDINATOR_PORT}", LimitedLinks::address(0));
     let mut command = Command::new(&on[0]);
     command.args(&on[1..]).arg(program).args(["launch", "--hosts", &number]);
     command.args(["--processes-per-host", "1"]);
     command.args(["--coordinator", &coordinator, "--max-restarts", "0", "--"]);
     command.args(arguments);
+    // The order of hosts: the first one has process 0, which prints the result.
+    command.envs([("LOCKSTEP_PROCESS_INDEX", &index), ("LOCKSTEP_NUM_PROCESSES", &number)]);
     command.env("LOCKSTEP_TOKEN", TOKEN).stdin(Stdio::null()).stdout(Stdio::piped());
     if process > 0 {
         command.stderr(Stdio::null());

@@ -4,6 +4,7 @@
 //! - `failures`: processes that are killed, stopped, missing or different, and what becomes of the
 //!   run
 //! - `hosts`: two hosts, whose network is cut and whose supervisors are killed
+//! - `elastic`: hosts that come, leave and are killed, and the same curve
 //! - `coordinator`: the coordinator and its sessions, without processes
 //! - `standalone`: a coordinator on its own, killed and started again
 //! - `chaos`: events of every kind in a row; `LOCKSTEP_NUM_EVENTS` and `LOCKSTEP_SEED` set how many

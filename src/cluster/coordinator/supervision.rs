@@ -55,7 +55,7 @@ pub struct Supervisor {
     is_leaving: bool,
     /// It has taken part in a step.
     has_trained: bool,
-    /// Why the job does without it.
+    /// Why it was removed from the job.
     refused: Option<String>,
     /// Its place in the generation that started last, if it has one.
     place: Option<HostPlace>,
@@ -125,7 +125,12 @@ impl Supervisor {
         !self.is_lost && !self.is_leaving && self.refused.is_none()
     }
 
-    /// "b (processes 2 and 3)": several hosts may have one name.
+    /// `true` if it has received all of so many directives.
+    fn has_received(&self, num_directives: usize) -> bool {
+        self.first_directive + self.num_known >= num_directives
+    }
+
+    /// "b (processes 2 to 3)": several hosts may have one name.
     fn name(&self) -> String {
         let Range { start, end } = self.processes();
         match end - start {
@@ -270,8 +275,8 @@ impl Supervision {
         }
     }
 
-    /// The host of a process that cannot take part, if it is new and the others can do without it:
-    /// no generation has it any more. `false` otherwise.
+    /// Removes the host of a process that cannot take part, if the host is new and the others are
+    /// enough for a generation. `false` otherwise.
     pub fn refuse(&mut self, process_index: usize, reason: &str) -> bool {
         let is_it = |host: &Supervisor| host.processes().contains(&process_index);
         let others = self.hosts.iter().filter(|host| host.can_take_part() && !is_it(host));
@@ -283,7 +288,7 @@ impl Supervision {
         true
     }
 
-    /// Why the job does without the host of this session.
+    /// Why the host of this session was removed from the job.
     pub fn refusal(&self, session: u64) -> Option<String> {
         self.hosts.iter().find(|host| host.session == session)?.refused.clone()
     }
@@ -445,14 +450,16 @@ impl Supervision {
     }
 
     /// Hosts that have not received all directives, if the others are enough for a generation.
-    pub fn take_deaf(&mut self, num_directives: usize) -> Vec<(String, Vec<usize>)> {
-        let hears = |host: &Supervisor| host.first_directive + host.num_known >= num_directives;
-        let hearing = self.hosts.iter().filter(|host| host.can_take_part() && hears(host));
-        let hearing: Vec<_> = hearing.map(|host| host.num_local).collect();
-        if self.size.num_used(&hearing).is_none() {
+    pub fn take_unresponsive(&mut self, num_directives: usize) -> Vec<(String, Vec<usize>)> {
+        let others = self
+            .hosts
+            .iter()
+            .filter(|host| host.can_take_part() && host.has_received(num_directives));
+        let others: Vec<_> = others.map(|host| host.num_local).collect();
+        if self.size.num_used(&others).is_none() {
             return vec![];
         }
-        self.take_lost(|host| !hears(host))
+        self.take_lost(|host| !host.has_received(num_directives))
     }
 
     fn take_lost(&mut self, is_lost: impl Fn(&Supervisor) -> bool) -> Vec<(String, Vec<usize>)> {
@@ -483,7 +490,7 @@ impl Supervision {
     /// directives.
     pub fn all_know(&self, num_directives: usize) -> bool {
         let mut hosts = self.hosts.iter().filter(|host| host.can_take_part());
-        hosts.all(|host| host.first_directive + host.num_known >= num_directives)
+        hosts.all(|host| host.has_received(num_directives))
     }
 }
 

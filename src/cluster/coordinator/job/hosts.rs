@@ -36,7 +36,8 @@ impl FormationTimes {
 }
 
 impl JobState {
-    /// Does without the new host of a process that cannot take part in a job that has trained.
+    /// Removes the new host of a process that cannot take part, if the others are enough. `false`
+    /// otherwise.
     pub(super) fn refuse(&mut self, process_index: usize, reason: &str) -> bool {
         let Some(supervision) = &mut self.supervision else { return false };
         let is_refused = supervision.size.is_flexible()
@@ -49,15 +50,15 @@ impl JobState {
         is_refused
     }
 
-    /// Hosts that have not heard that the generation has failed are not waited for, if the others
-    /// can go on without them.
-    pub(super) fn leave_out_the_deaf(&mut self, now: Duration) {
+    /// The next generation starts without hosts that have not taken note of the failure, if the
+    /// others are enough.
+    pub(super) fn leave_out_unresponsive(&mut self, now: Duration) {
         let Some(supervision) = &mut self.supervision else { return };
-        let deaf = supervision.take_deaf(self.directives.len());
-        if deaf.is_empty() {
+        let unresponsive = supervision.take_unresponsive(self.directives.len());
+        if unresponsive.is_empty() {
             return;
         }
-        let (names, processes): (Vec<_>, Vec<_>) = deaf.into_iter().unzip();
+        let (names, processes): (Vec<_>, Vec<_>) = unresponsive.into_iter().unzip();
         let names = names.join(", ");
         let text = format!("no answer from the supervisor on {names}: the job goes on without it");
         self.changes.push(JobChange::Note(text));
@@ -93,6 +94,7 @@ impl JobState {
         self.changes.push(JobChange::Note(text));
     }
 
+    /// `true` if hosts that leave are the reason why no generation can start.
     pub(super) fn are_leaving(&self) -> bool {
         self.supervision.as_ref().is_some_and(Supervision::are_leaving)
     }

@@ -31,8 +31,8 @@ use crate::cluster::wish::{INTERRUPTED, REGROUP, Wish};
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 const SIGTERM: u32 = 15;
-/// Supervisors hear of a failure within this time, or are not there.
-const HEAR_WITHIN: Duration = Duration::from_secs(1);
+/// Supervisors take note of a failure within this time, or are unresponsive.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Longer reasons are cut.
 const MAX_REASON_CHARS: usize = 4000;
 
@@ -54,8 +54,8 @@ pub struct JobOptions {
     /// In a row, without progress.
     pub max_restarts: usize,
     pub max_store_bytes: usize,
-    /// The first supervisor that registers says how large the job is. After the
-    /// end of a job comes another one.
+    /// The first supervisor that registers says how large the job is. After the end of a job comes
+    /// another one.
     pub is_standalone: bool,
     /// A random number, by which the members know that they still talk to the same coordinator.
     pub coordinator: u64,
@@ -489,7 +489,9 @@ impl JobState {
                 self.directives.push(Directive::Kill { generation, reason });
                 self.end(true, self.outcome());
             }
-            Stage::Failed { since } if since + HEAR_WITHIN <= now => self.leave_out_the_deaf(now),
+            Stage::Failed { since } if since + ANSWER_WITHIN <= now => {
+                self.leave_out_unresponsive(now)
+            }
             Stage::Registering { .. } => self.after_children(now),
             Stage::Running => self.follow_hosts(now),
             _ => {}
