@@ -76,7 +76,7 @@ fn check_compression(parallel: &ParallelConfig, mesh: &MeshConfig, errors: &mut 
     let of_kinds = [
         ("parallel.top_k_block", parallel.top_k_block != AutoOr::Auto, Compression::TopK),
         ("parallel.top_k_momentum", parallel.top_k_momentum != AutoOr::Auto, Compression::TopK),
-        ("parallel.power_sgd_rank", parallel.power_sgd_rank.is_some(), Compression::PowerSgd),
+        ("parallel.power_sgd_rank", parallel.power_sgd_rank != AutoOr::Auto, Compression::PowerSgd),
     ];
     for (key, is_set, kind) in of_kinds {
         if is_set && parallel.compression != Some(kind) {

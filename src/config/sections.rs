@@ -116,8 +116,8 @@ pub struct ParallelConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("absent" = "all of them"))]
     pub compression: Option<Compression>,
-    /// Elements of a block of `compression = "top_k"`. `"auto"` is the smallest power of 2 with
-    /// which replicas receive less than a tenth of the bytes of a sum in f32: 32 for 4 replicas.
+    /// Elements of a block of `compression = "top_k"`. `"auto"` is 8, the smallest power of 2 with
+    /// which a sum takes less than a tenth of the bytes of one in f32.
     #[schemars(range(min = 2, max = MAX_BLOCK), extend("unit" = "elements"))]
     pub top_k_block: AutoOr<usize>,
     /// Where the momentum of `optimizer.name = "sgd"` is with `compression = "top_k"`: `true` gives
@@ -126,10 +126,10 @@ pub struct ParallelConfig {
     /// `optimizer.momentum_correction`, without `optimizer.clip_grad_norm`.
     #[schemars(extend("values" = "`\"auto\"`, `true` or `false`"))]
     pub top_k_momentum: AutoOr<bool>,
-    /// Rank of the matrices of `compression = "power_sgd"`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = MAX_RANK), extend("absent" = "2"))]
-    pub power_sgd_rank: Option<usize>,
+    /// Rank of the matrices of `compression = "power_sgd"`. `"auto"` is the largest with which the
+    /// two factors of a gradient take at most a twelfth of its bytes in f32, but at most 16.
+    #[schemars(range(min = 1, max = MAX_RANK))]
+    pub power_sgd_rank: AutoOr<usize>,
     /// Replicas of a line of the torus, a divisor of `mesh.fsdp`: each gradient is scattered in two
     /// collectives, across the lines and then along them. 0 and 1 scatter it in one. `"auto"` is
     /// one in `train`; `lockstep compile` compares both for TPU v5e, and says which to set. With
@@ -319,9 +319,14 @@ pub enum AutoOr<T> {
 impl<T: Copy> AutoOr<T> {
     /// The value, or `auto` for `"auto"`.
     pub fn or(&self, auto: T) -> T {
+        self.value().unwrap_or(auto)
+    }
+
+    /// The value; `None` for `"auto"`.
+    pub fn value(&self) -> Option<T> {
         match self {
-            Self::Auto => auto,
-            Self::Value(value) => *value,
+            Self::Auto => None,
+            Self::Value(value) => Some(*value),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Sums of gradients that send fewer bits than they add.
 
-use hlo::{AxisSet, DType, Tensor};
+use hlo::{Axis, AxisSet, DType, Tensor};
 
 use super::Synchronize;
 use super::quantized::quantized_scatter;
-use super::sync::{plain_sum, sum_in_order};
+use super::sync::{add_to_own_piece, plain_sum, sum_in_order};
 
 /// Gradients with fewer elements are summed in their own dtype: they are few bytes, and each sum
 /// would be two collectives more.
@@ -71,6 +71,35 @@ pub(super) fn narrow_scatter<'g>(
     sum_in_order([received.reshape(&dims)], dim, |[piece]| piece.convert(x.dtype()))
 }
 
+/// A sum that sends `dtype`, and what it leaves.
+#[derive(Clone, Copy)]
+pub(super) struct SumWithRest<'g> {
+    /// The sum over the replicas along `data`, rounded.
+    pub sum: Tensor<'g>,
+    /// What of this replica's term is not in the sum. The rests of all replicas and the sum are the
+    /// sum of the terms.
+    pub rest: Tensor<'g>,
+}
+
+/// The sum of x over `data`, sent in `dtype` whatever its size. What rounding the sum has lost is
+/// left with the replica that rounded it.
+#[track_caller]
+pub(super) fn narrow_sum_with_rest<'g>(x: Tensor<'g>, dtype: DType) -> SumWithRest<'g> {
+    let (n, p) = (x.num_elements(), x.tracer().mesh().size(Axis::Data));
+    let piece = n.div_ceil(p);
+    let pieces = x.reshape(&[n]).pad_end(0, p * piece).reshape(&[p, piece]);
+    let whole =
+        |pieces: Tensor<'g>| pieces.reshape(&[p * piece]).slice_dim(0, 0, n).reshape(&x.shape());
+    let sent = pieces.convert(dtype);
+    let received = sent.all_to_all(0, 0, Axis::Data);
+    let sum = sum_in_order([received], 0, |[piece]| piece.convert(x.dtype()));
+    let rounded = sum.convert(dtype);
+    let all = rounded.all_gather(0, Axis::Data).convert(x.dtype());
+    let lost = pieces - sent.convert(x.dtype());
+    let rest = add_to_own_piece(lost, sum - rounded.convert(x.dtype()));
+    SumWithRest { sum: whole(all).replicated(Axis::Data), rest: whole(rest) }
+}
+
 fn is_narrower(x: Tensor<'_>, dtype: DType) -> bool {
     x.num_elements() >= MIN_ELEMENTS && dtype.size_bytes() < x.dtype().size_bytes()
 }
@@ -78,7 +107,7 @@ fn is_narrower(x: Tensor<'_>, dtype: DType) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hlo::{Axis, Literal, Mesh, Reduction, TensorType, communication, interpret, trace};
+    use hlo::{Literal, Mesh, Reduction, TensorType, communication, interpret, trace};
 
     #[test]
     fn sums_are_those_of_rounded_terms_at_half_the_bytes() {

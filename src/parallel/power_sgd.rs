@@ -1,7 +1,8 @@
 //! Sums of gradients as products of two thin matrices.
 
-use hlo::{Axis, AxisSet, DotDims, LeafSpec, OnOtherMesh, Sharding, Tensor};
+use hlo::{Axis, AxisSet, DType, DotDims, LeafSpec, OnOtherMesh, Sharding, Tensor};
 
+use super::narrow::{SumWithRest, narrow_sum_with_rest};
 use super::sync::{
     MIN_COMPRESSED, RESIDUAL, num_local_elements, plain_sum, residual, sum_with_feedback,
 };
@@ -9,17 +10,35 @@ use super::{ParallelPlan, Synchronize};
 
 /// The sum of the replicas' gradients, each taken as a matrix M `[n, m]`, projected on a basis P
 /// `[n, rank]` of what the sum maps a guess Q `[m, rank]` to: an all_reduce of M Q and one of M^T
-/// P, `rank (n + m)` elements instead of `n m`. The next guess is the last M^T P, so that the basis
-/// follows the gradients from step to step. A replica keeps what the projection leaves of its
-/// gradient. Only sums over `data` are compressed, of matrices for which it pays.
+/// P, both in bf16: `rank (n + m)` elements instead of `n m`. The next guess is the last M^T P, so
+/// that the basis follows the gradients from step to step. A replica keeps what the projection and
+/// rounding leave of its gradient. Only sums over `data` are compressed, of matrices for which it
+/// pays.
 ///
 /// Vogels, Karimireddy and Jaggi, "PowerSGD: Practical low-rank gradient compression for
 /// distributed optimization" (2019), algorithm 1.
 #[derive(Clone, Copy, Debug)]
 pub struct PowerSgdSum {
-    /// Columns of the basis.
-    pub rank: usize,
+    /// Columns of the basis; `None` for as many as take at most a twelfth of the bytes of a sum in
+    /// f32, and at most 16.
+    pub rank: Option<usize>,
 }
+
+/// The most columns of a basis that no configuration asks for: making columns orthonormal takes a
+/// few operations in turn for each of them, and large matrices are well described by few.
+const MAX_AUTO_RANK: usize = 16;
+
+impl PowerSgdSum {
+    /// Columns of the basis for matrices `[n, m]`; `None` if they are summed in full.
+    fn rank_for(&self, n: usize, m: usize) -> Option<usize> {
+        let in_a_twelfth = (n * m / (6 * (n + m))).clamp(1, MAX_AUTO_RANK);
+        let rank = self.rank.unwrap_or(in_a_twelfth);
+        (2 * rank * (n + m) <= n * m).then_some(rank)
+    }
+}
+
+/// The dtype in which factors are sent.
+const SENT: DType = DType::Bf16;
 
 /// The kind of leaf that holds guesses Q.
 const BASIS: &str = "basis";
@@ -29,22 +48,22 @@ impl Synchronize for PowerSgdSum {
         let row = param.row();
         let Ok(local) = row.local_type(&plan.mesh) else { return vec![] };
         let (n, m) = as_matrix(&local.dims);
-        let is_small = num_local_elements(param, plan) < MIN_COMPRESSED;
-        if is_small || 2 * self.rank * (n + m) > n * m {
+        if num_local_elements(param, plan) < MIN_COMPRESSED {
             return vec![];
         }
+        let Some(rank) = self.rank_for(n, m) else { return vec![] };
         // Each shard of a parameter is a matrix of its own.
         let axes = row.sharding.varying();
-        let dims = [plan.mesh.group_size(axes), m, self.rank];
+        let dims = [plan.mesh.group_size(axes), m, rank];
         let basis = LeafSpec::new(param.dtype, &dims, Sharding::leading(dims.len(), axes));
         let basis = LeafSpec { on_other_mesh: OnOtherMesh::Restart, ..basis };
         vec![(RESIDUAL, residual(param, plan)), (BASIS, param.with_row(basis))]
     }
 
     fn approximation(&self) -> Option<String> {
-        let rank = self.rank;
+        let rank = self.rank.map_or("low rank".to_owned(), |rank| format!("rank {rank}"));
         Some(format!(
-            "gradients are sent as matrices of rank {rank}, and what these leave of them later"
+            "gradients are sent as matrices of {rank}, and what these leave of them later"
         ))
     }
 
@@ -97,17 +116,16 @@ fn projected<'g>(x: Tensor<'g>, basis: Tensor<'g>) -> Projected<'g> {
         let dims = DotDims::contract(&contracted[..1], &contracted[1..]).batch(&[0], &[0]);
         lhs.dot_general(rhs, dims)
     };
-    let over_data = |local: Tensor<'g>| plain_sum(local, Axis::Data.into());
-
-    // [rows, n, rank]
-    let columns = orthonormal(over_data(product(matrices, guesses.vary(x.varying()), [2, 1])));
+    // [rows, n, rank]: any basis will do that all replicas have, so nothing is lost by rounding.
+    let columns = product(matrices, guesses.vary(x.varying()), [2, 1]).convert(SENT);
+    let columns = orthonormal(plain_sum(columns, Axis::Data.into()).convert(x.dtype()));
     let local = columns.vary(x.varying());
     // [rows, m, rank]
     let own = product(matrices, local, [1, 1]);
-    let all = over_data(own);
+    let SumWithRest { sum: all, rest } = narrow_sum_with_rest(own, SENT);
     Projected {
         sum: product(columns, all, [2, 2]).reshape(&x.shape()),
-        rest: (matrices - product(local, own, [2, 2])).reshape(&x.shape()),
+        rest: (matrices - product(local, own - rest, [2, 2])).reshape(&x.shape()),
         basis: all.reshape(&basis.shape()),
     }
 }
@@ -126,17 +144,23 @@ fn not_zero(guesses: Tensor<'_>) -> Tensor<'_> {
     is_zero.select(others.vary(guesses.varying()), guesses)
 }
 
-/// An orthonormal basis of the space of the columns, `[rows, n, rank]`, by the modified
-/// Gram-Schmidt process. A column that the ones before it span becomes 0.
+/// An orthonormal basis of the space of the columns, `[rows, n, rank]`, by the Gram-Schmidt process
+/// with each projection taken twice, which makes up for its rounding (Giraud, Langou and Rozloznik,
+/// "The loss of orthogonality in the Gram-Schmidt orthogonalization process", 2005). A column that
+/// the ones before it span becomes 0.
 #[track_caller]
 fn orthonormal(columns: Tensor<'_>) -> Tensor<'_> {
     let rank = columns.dim(2);
     let mut basis: Vec<Tensor<'_>> = vec![];
     for index in 0..rank {
         let column = columns.slice_dim(2, index, index + 1);
-        let rest = basis.iter().fold(column, |rest, earlier| {
-            rest - *earlier * dot(rest, *earlier).broadcast_like(rest, &[0, 1, 2])
-        });
+        let rest = match basis.split_first() {
+            Some((first, others)) => {
+                let earlier = first.concatenate(others, 2);
+                without(without(column, earlier), earlier)
+            }
+            None => column,
+        };
         let (before, after) = (dot(column, column), dot(rest, rest));
         // Where less than a thousandth is left, it is mostly the rounding.
         let is_spanned = after.less_equal(before * 1e-6);
@@ -145,6 +169,16 @@ fn orthonormal(columns: Tensor<'_>) -> Tensor<'_> {
         basis.push(rest / divisor.broadcast_like(rest, &[0, 1, 2]));
     }
     basis[0].concatenate(&basis[1..], 2)
+}
+
+/// A column, `[rows, n, 1]`, without its projection on an orthonormal basis, `[rows, n, i]`. Not by
+/// `dot_general`, which a TPU computes from operands in bf16.
+#[track_caller]
+fn without<'g>(column: Tensor<'g>, basis: Tensor<'g>) -> Tensor<'g> {
+    let dims = basis.shape();
+    let shares = (column.broadcast_in_dim(&dims, &[0, 1, 2]) * basis).reduce_sum(&[1]);
+    let projection = (basis * shares.broadcast_in_dim(&dims, &[0, 2])).reduce_sum(&[2]);
+    column - projection.reshape(&column.shape())
 }
 
 /// The products of the columns of two `[rows, n, 1]`: `[rows, 1, 1]`.

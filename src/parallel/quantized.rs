@@ -4,7 +4,8 @@ use hlo::{Axis, AxisSet, DType, LeafSpec, Tensor};
 
 use super::narrow::MIN_ELEMENTS;
 use super::sync::{
-    RESIDUAL, num_local_elements, plain_sum, residual, sum_in_order, sum_with_feedback,
+    RESIDUAL, add_to_own_piece, num_local_elements, plain_sum, residual, sum_in_order,
+    sum_with_feedback,
 };
 use super::{ParallelPlan, Synchronize};
 use crate::config::GatherDType;
@@ -64,12 +65,7 @@ fn quantized_sum(x: Tensor<'_>) -> (Tensor<'_>, Tensor<'_>) {
     let all = rounded.map(|part| part.all_gather(0, Axis::Data)).values(dtype);
     let sum = all.reshape(&[p * num_blocks * BLOCK]).slice_dim(0, 0, n).reshape(&x.shape());
 
-    let lost_of_piece = (piece - rounded.values(dtype)).reshape(&[1, num_blocks, BLOCK]);
-    let replicas = x.tracer().iota(DType::U32, &blocks.shape(), 0);
-    let is_own = replicas.vary(Axis::Data).equal(x.tracer().replica_id(Axis::Data));
-    let own = lost_of_piece.broadcast_in_dim(&blocks.shape(), &[0, 1, 2]);
-    let lost = blocks - sent.values(dtype);
-    let lost = lost + is_own.vary(own.varying()).select(own, own.full_like(0.0));
+    let lost = add_to_own_piece(blocks - sent.values(dtype), piece - rounded.values(dtype));
     let lost = lost.reshape(&[p * num_blocks * BLOCK]).slice_dim(0, 0, n).reshape(&x.shape());
     (sum.replicated(Axis::Data), lost)
 }

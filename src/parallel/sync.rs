@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use hlo::{Axis, AxisSet, LeafSpec, OnOtherMesh, Reduction, Tensor};
+use hlo::{Axis, AxisSet, DType, LeafSpec, OnOtherMesh, Reduction, Tensor};
 
 use super::ParallelPlan;
 
@@ -86,6 +86,25 @@ pub(super) fn sum_with_feedback<'g>(
     let local = sum_over_others(local, axes);
     let (sum, kept) = send(local + residual.reshape(&local.shape()));
     (sum, kept.reshape(&residual.shape()))
+}
+
+/// Pieces `[p, ..]`, one for each of the `p` replicas along `data`: the same, with `own`, `[1, ..]`
+/// or `[..]`, added to the piece of this replica.
+#[track_caller]
+pub(super) fn add_to_own_piece<'g>(pieces: Tensor<'g>, own: Tensor<'g>) -> Tensor<'g> {
+    let dims = pieces.shape();
+    let own = own.reshape(&[&[1], &dims[1..]].concat());
+    let own = own.broadcast_in_dim(&dims, &(0..dims.len()).collect::<Vec<_>>());
+    pieces + is_own_piece(&own).select(own, own.full_like(0.0))
+}
+
+/// Where in pieces `[p, ..]`, like `pieces`, that of this replica along `data` is.
+#[track_caller]
+pub(super) fn is_own_piece<'g>(pieces: &Tensor<'g>) -> Tensor<'g> {
+    let t = pieces.tracer();
+    let replicas = t.iota(DType::U32, &pieces.shape(), 0);
+    let is_own = replicas.vary(Axis::Data).equal(t.replica_id(Axis::Data));
+    is_own.vary(pieces.varying())
 }
 
 /// The sum in full over the axes other than `data`.

@@ -18,9 +18,9 @@ const GROUP_SIZE: usize = 4;
 fn schemes() -> [(&'static str, Box<dyn Synchronize>); 4] {
     [
         ("int8", Box::new(QuantizedSum)),
-        ("top_k", Box::new(TopKSum { block: TopKSum::block_for(GROUP_SIZE), momentum: None })),
+        ("top_k", Box::new(TopKSum { block: TopKSum::DEFAULT_BLOCK, momentum: None })),
         ("top_k of large blocks", Box::new(TopKSum { block: 512, momentum: None })),
-        ("power_sgd", Box::new(PowerSgdSum { rank: 2 })),
+        ("power_sgd", Box::new(PowerSgdSum { rank: None })),
     ]
 }
 
@@ -143,22 +143,24 @@ fn few_bytes_are_sent() {
         };
         let plain = bytes(&PlainSum);
         let share = |scheme: &dyn Synchronize| bytes(scheme) / plain;
-        let block = TopKSum::block_for(group_size);
         let [top_k, power_sgd, int8] = [
-            share(&TopKSum { block, momentum: None }),
-            share(&PowerSgdSum { rank: 2 }),
+            share(&TopKSum { block: TopKSum::DEFAULT_BLOCK, momentum: None }),
+            share(&PowerSgdSum { rank: Some(2) }),
             share(&QuantizedSum),
         ];
         assert!(top_k < 0.1, "{group_size}: {top_k}");
-        assert!(power_sgd < 0.005, "{group_size}: {power_sgd}");
+        assert!(power_sgd < 0.0025, "{group_size}: {power_sgd}");
         assert!((0.257..0.259).contains(&int8), "{group_size}: {int8}");
     }
 }
 
-/// As Lin et al. (2018), algorithm 4, written for one element at a time.
+/// As Lin et al. (2018), algorithm 4, written for one element at a time; one replica chooses for
+/// all.
 #[test]
 fn what_is_sent_has_the_momentum_that_it_missed() {
-    let (block, n, mu) = (32, 67 * 93, 0.9);
+    let (block, n, mu) = (32_usize, 67_usize * 93, 0.9);
+    let blocks_of_replica = n.div_ceil(block * GROUP_SIZE);
+    let rounded = |x| half::bf16::from_f64(x).to_f64();
     let plan = ParallelPlan::new(Mesh::data(GROUP_SIZE), GatherAt::Step);
     let param = LeafSpec::replicated(DType::F64, &[67, 93]);
     for nesterov in [false, true] {
@@ -177,16 +179,21 @@ fn what_is_sent_has_the_momentum_that_it_missed() {
                     velocity[i] = mu * velocity[i] + gradient;
                     residual[i] += if nesterov { gradient + mu * velocity[i] } else { velocity[i] };
                 }
-                for start in (0..n).step_by(block) {
-                    let places = (start..(start + block).min(n)).rev();
-                    let largest =
-                        places.max_by(|a, b| residual[*a].abs().total_cmp(&residual[*b].abs()));
-                    let largest = largest.unwrap();
-                    let sent = half::bf16::from_f64(residual[largest]).to_f64();
-                    sum[largest] += sent;
-                    residual[largest] -= sent;
-                    velocity[largest] = 0.0;
+            }
+            for (index, start) in (0..n).step_by(block).enumerate() {
+                let chooser = index / blocks_of_replica;
+                let places = (start..(start + block).min(n)).rev();
+                let size = |place: &usize| residual[chooser][*place].abs();
+                let chosen = places.max_by(|a, b| size(a).total_cmp(&size(b))).unwrap();
+                let mut exact = 0.0;
+                for replica in 0..GROUP_SIZE {
+                    let sent = rounded(residual[replica][chosen]);
+                    exact += sent;
+                    residual[replica][chosen] -= sent;
+                    velocity[replica][chosen] = 0.0;
                 }
+                sum[chosen] = rounded(exact);
+                residual[chooser][chosen] += exact - sum[chosen];
             }
             let found = interpret(&graph, &inputs).unwrap();
             let mut expected = vec![(found[0][0].to_f64(), &sum)];
@@ -203,13 +210,13 @@ fn what_is_sent_has_the_momentum_that_it_missed() {
     }
 }
 
-/// A gradient of low rank is sent whole, whatever was guessed at first; and one that is 0 does no
-/// harm.
+/// A gradient of low rank is sent whole but for the rounding of its factors, whatever was guessed
+/// at first; and one that is 0 does no harm.
 #[test]
 fn power_sgd_finds_the_space_of_the_gradient() {
     let plan = ParallelPlan::new(Mesh::data(1), GatherAt::Step);
     let param = LeafSpec::replicated(DType::F64, &[64, 48]);
-    let scheme = PowerSgdSum { rank: 3 };
+    let scheme = PowerSgdSum { rank: Some(3) };
     let graph = graph(&scheme, &plan, &param);
     let low_rank = (0..64 * 48).map(|i| {
         let (row, column) = ((i / 48) as f64, (i % 48) as f64);
@@ -224,7 +231,26 @@ fn power_sgd_finds_the_space_of_the_gradient() {
     inputs[0] = vec![low_rank.clone()];
     let found = interpret(&graph, &inputs).unwrap();
     for (found, expected) in found[0][0].to_f64().into_iter().zip(low_rank.to_f64()) {
-        assert!((found - expected).abs() < 1e-12, "{found} {expected}");
+        assert!((found - expected).abs() < 1e-2, "{found} {expected}");
+    }
+}
+
+/// In the large parameters of the examples, and for any number of replicas.
+#[test]
+fn power_sgd_chooses_ranks_that_take_a_twelfth_of_the_bytes() {
+    for (dims, rank) in [([64, 64], 5), ([64, 256], 8), ([768, 3072], 16), ([4, 512], 1)] {
+        let param = LeafSpec::replicated(DType::F32, &dims);
+        let plan = ParallelPlan::new(Mesh::data(GROUP_SIZE), GatherAt::Step);
+        let scheme = PowerSgdSum { rank: None };
+        let kept = scheme.comm(&param, &plan);
+        assert_eq!(kept[1].1.dims, [1, dims[1], rank], "{dims:?}");
+        let bytes = |scheme: &dyn Synchronize| -> u64 {
+            let sent = communication(&graph(scheme, &plan, &param));
+            sent.iter().map(|c| c.total_bytes_on_wire()).sum()
+        };
+        let share = bytes(&scheme) as f64 / bytes(&PlainSum) as f64;
+        // A single column may be more.
+        assert!(share < if rank == 1 { 0.13 } else { 1.0 / 12.0 }, "{dims:?}: {share}");
     }
 }
 

@@ -2,22 +2,26 @@
 
 use hlo::{Axis, AxisSet, DType, LeafSpec, Tensor};
 
+use super::narrow::{SumWithRest, narrow_sum_with_rest};
 use super::sync::{
-    MIN_COMPRESSED, RESIDUAL, num_local_elements, plain_sum, residual, sum_in_order,
+    MIN_COMPRESSED, RESIDUAL, is_own_piece, num_local_elements, plain_sum, residual,
     sum_over_others,
 };
 use super::{ParallelPlan, Synchronize};
 
-/// Each replica sends one element of each block of its gradient, that with the largest magnitude,
-/// in bf16, and keeps the rest for later steps. All replicas get all elements that were sent, by an
-/// all_gather, and add them in the dtype of the gradient, in the order of the replicas. Only sums
-/// over `data` are compressed.
+/// Of each block of the gradient, one element is summed in bf16, the same on all replicas, and each
+/// replica keeps the rest of its own for later steps. A replica chooses for its share of the
+/// blocks, that with the largest magnitude of what it has kept, and tells the others by an
+/// all_gather. So it takes as few bytes for many replicas as for few. Only sums over `data` are
+/// compressed.
 ///
 /// Shapes of a program are static, so that each block sends as many elements as any other, and a
 /// schedule of how many to send would save no bytes.
 ///
 /// Lin, Han, Mao, Wang and Dally, "Deep gradient compression: Reducing the communication bandwidth
-/// for distributed training" (2018).
+/// for distributed training" (2018); that one replica chooses for all is from Chen et al.,
+/// "ScaleCom: Scalable sparsified gradient compression for communication-efficient distributed
+/// training" (2020).
 #[derive(Clone, Copy, Debug)]
 pub struct TopKSum {
     /// Elements of a block.
@@ -41,14 +45,10 @@ pub struct LocalMomentum {
 const VELOCITY: &str = "velocity";
 
 impl TopKSum {
-    /// The smallest blocks, a power of 2, with which replicas receive less than a tenth of the
-    /// bytes of a ring all_reduce in f32: 3 p / (8 block) of them, where an index has one byte.
-    pub fn block_for(group_size: usize) -> usize {
-        match group_size * 5 {
-            block @ ..=256 => block.next_power_of_two().max(16),
-            _ => (group_size * 8).next_power_of_two(),
-        }
-    }
+    /// The smallest blocks, a power of 2, with which a sum takes less than a tenth of the bytes of
+    /// one in f32: 5 for each element of 2 bytes, which is sent twice, and its index of one byte,
+    /// instead of 8 for each element of the block.
+    pub const DEFAULT_BLOCK: usize = 8;
 }
 
 impl Synchronize for TopKSum {
@@ -96,7 +96,8 @@ impl Synchronize for TopKSum {
             let velocity = moved.map(|(velocity, _)| kept(velocity));
             return (plain_sum(update, Axis::Data.into()), velocity.into_iter().collect());
         };
-        let Largest { sum, rest, is_sent } = largest(update + like_local(residual), self.block);
+        let Largest { sum, rest, is_sent } =
+            sum_of_largest(update + like_local(residual), self.block);
         let velocity =
             moved.map(|(velocity, _)| kept(is_sent.select(velocity.full_like(0.0), velocity)));
         (sum, [kept(rest)].into_iter().chain(velocity).collect())
@@ -105,19 +106,20 @@ impl Synchronize for TopKSum {
 
 /// What was sent.
 struct Largest<'g> {
-    /// The sum over `data` of the largest element of each block.
+    /// The sum over `data` of one element of each block.
     sum: Tensor<'g>,
     /// What this replica has not sent.
     rest: Tensor<'g>,
-    /// Which elements this replica has sent.
+    /// Which elements were sent.
     is_sent: Tensor<'g>,
 }
 
-/// Sends the largest element of each block of `x`.
+/// Sends an element of each block of `x`, the largest of the replica that chooses it.
 #[track_caller]
-fn largest(x: Tensor<'_>, block: usize) -> Largest<'_> {
-    let (n, dtype, t) = (x.num_elements(), x.dtype(), x.tracer());
-    let num_blocks = n.div_ceil(block);
+fn sum_of_largest<'g>(x: Tensor<'g>, block: usize) -> Largest<'g> {
+    let (n, t) = (x.num_elements(), x.tracer());
+    let p = t.mesh().size(Axis::Data);
+    let num_blocks = n.div_ceil(block * p) * p;
     let blocks = x.reshape(&[n]).pad_end(0, num_blocks * block).reshape(&[num_blocks, block]);
     let magnitudes = blocks.abs();
     let most = magnitudes.reduce_max(&[1]);
@@ -126,27 +128,24 @@ fn largest(x: Tensor<'_>, block: usize) -> Largest<'_> {
     // The first of equal ones. None equals NaN.
     let last = indices.full_like((block - 1) as f64);
     let index = is_most.select(indices, last).reduce_min(&[1]);
-    let is_sent = indices.equal(index.broadcast_in_dim(&blocks.shape(), &[0]));
-    let value = is_sent.select(blocks, blocks.full_like(0.0)).reduce_sum(&[1]);
-    // What is not finite arrives, whatever stands at the index.
-    let value = most.is_finite().select(value, most).convert(DType::Bf16);
 
     let index_dtype = if block <= 256 { DType::U8 } else { DType::I32 };
-    let all_values = value.all_gather(0, Axis::Data);
-    let all_indices = index.convert(index_dtype).all_gather(0, Axis::Data);
-    let p = t.mesh().size(Axis::Data);
-    let all = [all_values, all_indices].map(|part| part.reshape(&[p, num_blocks]));
-    let sum = sum_in_order(all, 0, |[values, indices]| {
-        let dims = [&values.shape()[..], &[block]].concat();
-        let at = t.iota(DType::I32, &dims, 2).vary(values.varying());
-        let indices = indices.convert(DType::I32).broadcast_in_dim(&dims, &[0, 1]);
-        let values = values.convert(dtype).broadcast_in_dim(&dims, &[0, 1]);
-        at.equal(indices).select(values, values.full_like(0.0))
-    });
+    let pieces = index.reshape(&[p, num_blocks / p]);
+    let own = is_own_piece(&pieces).select(pieces, pieces.full_like(0.0)).reduce_sum(&[0]);
+    let chosen = own.convert(index_dtype).all_gather(0, Axis::Data).replicated(Axis::Data);
+    let at = t.iota(index_dtype, &blocks.shape(), 1).vary(chosen.varying());
+    let is_sent = at.equal(chosen.broadcast_in_dim(&blocks.shape(), &[0]));
+    let or =
+        |sent: Tensor<'g>, others: Tensor<'g>| is_sent.vary(others.varying()).select(sent, others);
+    let spread = |of_blocks: Tensor<'g>| of_blocks.broadcast_in_dim(&blocks.shape(), &[0]);
 
-    let sent = value.convert(dtype).broadcast_in_dim(&blocks.shape(), &[0]);
-    let rest = is_sent.select(blocks - sent, blocks);
-    let [sum, rest, is_sent] = [sum, rest, is_sent]
-        .map(|blocks| blocks.reshape(&[num_blocks * block]).slice_dim(0, 0, n).reshape(&x.shape()));
-    Largest { sum: sum.replicated(Axis::Data), rest, is_sent }
+    let value = or(blocks, blocks.full_like(0.0)).reduce_sum(&[1]);
+    // What is not finite arrives, whatever stands at the index.
+    let value = most.is_finite().select(value, most);
+    let SumWithRest { sum, rest } = narrow_sum_with_rest(value, DType::Bf16);
+    let sum = spread(sum);
+    let [sum, rest, is_sent] =
+        [or(sum, sum.full_like(0.0)), or(spread(rest), blocks), is_sent.vary(x.varying())]
+            .map(|b| b.reshape(&[num_blocks * block]).slice_dim(0, 0, n).reshape(&x.shape()));
+    Largest { sum, rest, is_sent }
 }

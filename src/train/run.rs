@@ -119,7 +119,7 @@ impl Run {
             length,
             plan: plan(config, &fields, mesh),
             gather_mask: Mask::new("parallel.gather_exact", config.parallel.gather_exact.as_ref()),
-            synchronize: synchronize(config, mesh),
+            synchronize: synchronize(config),
             local_steps: local_steps(config),
             optimizer: match config.parallel.momentum_before_sums(&config.optimizer) {
                 Some(_) => optim::from_config_after_momentum(&config.optimizer),
@@ -453,19 +453,18 @@ fn check_local_steps(
 }
 
 /// How gradients are summed.
-fn synchronize(config: &Config, mesh: Mesh) -> Arc<dyn Synchronize> {
+fn synchronize(config: &Config) -> Arc<dyn Synchronize> {
     let parallel = &config.parallel;
     match (parallel.compression, parallel.reduce_dtype) {
         (Some(Compression::TopK), _) => {
-            let num_replicas = mesh.size(Axis::Data);
-            let block = parallel.top_k_block.or(TopKSum::block_for(num_replicas));
+            let block = parallel.top_k_block.or(TopKSum::DEFAULT_BLOCK);
             let momentum = config.parallel.momentum_before_sums(&config.optimizer);
             let momentum =
                 momentum.map(|sgd| LocalMomentum { mu: sgd.momentum, nesterov: sgd.nesterov });
             Arc::new(TopKSum { block, momentum })
         }
         (Some(Compression::PowerSgd), _) => {
-            Arc::new(PowerSgdSum { rank: parallel.power_sgd_rank.unwrap_or(2) })
+            Arc::new(PowerSgdSum { rank: parallel.power_sgd_rank.value() })
         }
         (None, Some(ReduceDType::Int8)) => Arc::new(QuantizedSum),
         (None, Some(ReduceDType::Bf16)) => Arc::new(NarrowSum { dtype: DType::Bf16 }),
