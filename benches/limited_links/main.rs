@@ -5,6 +5,7 @@
 //! cargo build --release
 //! cargo bench --bench limited_links -- 2:300:0 4:100:5      processes : Mb/s : ms one way; as root
 //! cargo bench --bench limited_links -- steps:4:100:5         steps of training instead
+//! cargo bench --bench limited_links -- bytes:4               bytes of a step, by the links' counters
 //! cargo bench --bench limited_links                         the page from what has been measured
 //! ```
 //! The first form measures with `lockstep bench --collectives` and keeps the points in
@@ -13,6 +14,7 @@
 //! the program, if it is another one. With `DDP_PYTHON`, an interpreter that has PyTorch, steps of
 //! its DistributedDataParallel follow in the table of steps. See `README.md`.
 
+mod bytes;
 mod formulas;
 #[path = "../../tests/support/links.rs"]
 mod links;
@@ -63,6 +65,10 @@ fn main() -> Outcome<()> {
         if let Some(cell) = argument.strip_prefix("steps:") {
             let (num_processes, asked) = parse(cell)?;
             tables += &format!("{}\n", steps::table(&program, num_processes, asked)?);
+            continue;
+        }
+        if let Some(num_processes) = argument.strip_prefix("bytes:") {
+            tables += &format!("{}\n", bytes::table(&program, num_processes.parse()?)?);
             continue;
         }
         let cell = measure(&program, argument)?;

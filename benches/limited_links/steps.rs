@@ -17,28 +17,51 @@ const BATCH: [&str; 4] = ["--unset", "train.global_batch", "--set", "train.batch
 const BATCH_SIZE: &str = "4";
 const NUM_STEPS: &str = "10";
 
-/// What is set, and what it is called.
-fn variants(num_processes: usize) -> Vec<(&'static str, Vec<String>)> {
-    let data = || vec![format!("mesh.data={num_processes}")];
-    let sent = |set: &str| [data(), vec![format!("parallel.{set}")]].concat();
-    let bucket = |bytes: &str| sent(&format!("bucket_bytes={bytes}"));
+/// What is set, by what it is called.
+type Variant = (&'static str, Vec<String>);
+
+/// `mesh.data`, and a key of `[parallel]`.
+fn over_data(num_processes: usize, key: Option<&str>) -> Vec<String> {
+    let key = key.map(|key| format!("parallel.{key}"));
+    [format!("mesh.data={num_processes}")].into_iter().chain(key).collect()
+}
+
+/// How gradients are sent: in full first.
+pub fn ways_to_send(num_processes: usize) -> Vec<Variant> {
+    let sent = |key| over_data(num_processes, Some(key));
+    vec![
+        ("one bucket", over_data(num_processes, None)),
+        ("`reduce_dtype = \"bf16\"`", sent("reduce_dtype=bf16")),
+        ("`reduce_dtype = \"int8\"`", sent("reduce_dtype=int8")),
+        ("`compression = \"power_sgd\"`", sent("compression=power_sgd")),
+        ("`compression = \"top_k\"`", sent("compression=top_k")),
+    ]
+}
+
+fn variants(num_processes: usize) -> Vec<Variant> {
+    let bucket = |bytes: &str| over_data(num_processes, Some(&format!("bucket_bytes={bytes}")));
     let zero = |stage: u8| {
         let mesh = format!("mesh.fsdp={num_processes}");
         vec!["mesh.data=1".to_owned(), mesh, format!("parallel.zero={stage}")]
     };
-    vec![
-        ("one bucket", data()),
+    let others = [
         ("buckets of 1 MiB", bucket("1048576")),
         ("buckets of 256 KiB", bucket("262144")),
         ("buckets of 64 KiB", bucket("65536")),
         ("a sum for each parameter", bucket("0")),
         ("ZeRO 1", zero(1)),
         ("ZeRO 3", zero(3)),
-        ("`reduce_dtype = \"bf16\"`", sent("reduce_dtype=bf16")),
-        ("`reduce_dtype = \"int8\"`", sent("reduce_dtype=int8")),
-        ("`compression = \"power_sgd\"`", sent("compression=power_sgd")),
-        ("`compression = \"top_k\"`", sent("compression=top_k")),
-    ]
+    ];
+    let mut variants = ways_to_send(num_processes);
+    variants.splice(1..1, others);
+    variants
+}
+
+/// The arguments of a bench of the step.
+pub fn bench<'a>(sets: &'a [String], num_steps: &'a str) -> Vec<&'a str> {
+    let bench = ["bench", MODEL, "--json", "--warm", "--steps", num_steps];
+    let sets = sets.iter().map(String::as_str).chain(["parallel.all_reduce=direct"]);
+    bench.into_iter().chain(BATCH).chain(sets.flat_map(|set| ["--set", set])).collect()
 }
 
 /// A table of the steps between so many processes.
@@ -54,11 +77,8 @@ pub fn table(program: &Path, num_processes: usize, asked: Speed) -> Outcome<Stri
         asked.megabits, asked.delay_ms
     );
     for (name, sets) in variants(num_processes) {
-        let sets = sets.iter().map(String::as_str);
-        let sets = sets.chain([fabric.as_str(), "parallel.all_reduce=direct"]);
-        let sets: Vec<&str> = sets.flat_map(|set| ["--set", set]).collect();
-        let bench = ["bench", MODEL, "--json", "--warm", "--steps", NUM_STEPS];
-        let output = run(program, &links, num_processes, &[&bench[..], &BATCH, &sets].concat())?;
+        let sets = [sets, vec![fabric.clone()]].concat();
+        let output = run(program, &links, num_processes, &bench(&sets, NUM_STEPS))?;
         let found: Value = serde_json::from_slice(&output)?;
         let ms = |key: &str| found[key].as_f64().ok_or(format!("no {key}: {found}"));
         let [step, alone] = [ms("median_step_ms")?, ms("compute_only_ms")?];

@@ -117,7 +117,7 @@ fn error_feedback_makes_up_for_what_is_not_sent() {
     for (sets, scheme) in [(&[][..], &[POWER_SGD][..]), (&SGD[..], &top_k)] {
         let found @ [plain, with, without] = losses(sets, scheme);
         println!("{scheme:?}: {found:?}");
-        assert!(with < 1.05 * plain && without > 1.1 * plain, "{scheme:?}: {found:?}");
+        assert!(with < 1.03 * plain && without > 1.07 * plain, "{scheme:?}: {found:?}");
     }
 }
 
