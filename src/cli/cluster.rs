@@ -57,6 +57,7 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         secret,
         tls,
         has_plain_links: cluster.links == LinkSecurity::Plain,
+        hides_waits: env::var_os(variable::HIDE_WAITS).is_some_and(|value| value == "1"),
         generation: variable_as(variable::GENERATION)?,
         process,
         local_index: environment.local_process_index.as_ref().map(|index| index.value),

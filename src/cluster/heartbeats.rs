@@ -38,6 +38,10 @@ impl Heartbeat {
             step: row.step,
             own: micros(row.own_us),
             waited: micros(row.waited_us),
+            input: micros(row.input_us),
+            host: micros(row.host_us),
+            hides_devices: row.hides_devices,
+            probe: (row.probe_us > 0).then(|| micros(row.probe_us)),
         };
         let change = |row: &ChangeRow| PhaseChange {
             phase: phase(row.phase),
@@ -59,7 +63,15 @@ impl Heartbeat {
 
 impl From<&StepTimes> for StepRow {
     fn from(times: &StepTimes) -> Self {
-        Self { step: times.step, own_us: micros(times.own), waited_us: micros(times.waited) }
+        Self {
+            step: times.step,
+            own_us: micros(times.own),
+            waited_us: micros(times.waited),
+            input_us: micros(times.input),
+            host_us: micros(times.host),
+            hides_devices: times.hides_devices,
+            probe_us: times.probe.map_or(0, micros),
+        }
     }
 }
 
@@ -88,6 +100,10 @@ mod tests {
                 step: 6,
                 own: Duration::from_millis(5),
                 waited: Duration::from_micros(1),
+                input: Duration::from_millis(2),
+                host: Duration::from_millis(3),
+                hides_devices: true,
+                probe: Some(Duration::from_millis(4)),
             }],
             changes: vec![PhaseChange { phase: Phase::Data, step: 7, ago: Duration::from_secs(1) }],
         };

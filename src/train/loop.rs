@@ -51,6 +51,8 @@ pub(super) struct Loop<'a> {
     ended: Vec<EndedLaunch>,
     /// When the previous launch ended, or what was done after it.
     last_end: Instant,
+    /// The time of a probe that has not been reported.
+    probed: Option<Duration>,
     skipped: SkippedUpdates,
     /// `true` after the first launch.
     has_recorded: bool,
@@ -109,6 +111,7 @@ impl<'a> Loop<'a> {
             unrecorded,
             ended: vec![],
             last_end,
+            probed: None,
             skipped,
             has_recorded: false,
             saver,
@@ -286,8 +289,10 @@ impl<'a> Loop<'a> {
             let (total, num_steps) = (end.saturating_duration_since(last_end), results.len());
             let delay = launched.saturating_duration_since(last_end);
             let first = results.first().map_or(0, |result| result.step);
-            self.processes.steps_done(first..first + num_steps as u64, total, collective_wait);
-            let times = LaunchTimes { num_steps, total, delay, host, data_wait, collective_wait };
+            let input = begun.saturating_duration_since(last_end).min(data_wait).min(delay);
+            let times =
+                LaunchTimes { num_steps, total, delay, input, host, data_wait, collective_wait };
+            self.processes.steps_done(first, &times, self.probed.take());
             let (waits, waited_for) = by_process(waits.unwrap_or_default());
             let spans = LaunchSpans {
                 data: begun.checked_sub(data_wait).unwrap_or(begun)..begun,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lockstep::cluster::{
     AgreedWish, Cause, Contact, Coordinator, CoordinatorOptions, Directive, Error, HeldProcesses,
-    HostPlace, JobChange, JobSize, JoinOptions, Phase, Report, Secret, Session, SlowPeer,
+    HostPlace, JobChange, JobSize, JoinOptions, Phase, Report, Secret, Session, SlowCause, SlowPeer,
     StepTimes, SupervisorOptions, SupervisorSession, Watcher, Wish,
 };
 
@@ -180,6 +180,7 @@ fn only_the_first_process_hears_who_is_slow() {
         host: "host1".to_owned(),
         factor: 1.5,
         since_step,
+        cause: SlowCause::Input,
         text: "process 1 is slow".to_owned(),
     };
     let coordinator = cluster.coordinator.as_ref().unwrap();
@@ -419,7 +420,7 @@ fn reports_arrive() {
     session.set_phase(Phase::Compile, 0);
     session.set_phase(Phase::Compute, 1);
     session.set_waits_for(&[0]);
-    session.step_done(StepTimes { step: 0, own: SECOND, waited: Duration::ZERO });
+    session.step_done(StepTimes { own: SECOND, ..StepTimes::default() });
     let reports = || cluster.log.reports.lock().unwrap();
     wait_for("a report", || reports().iter().any(|report| !report.steps.is_empty()));
     let all: Vec<_> = reports().clone();

@@ -76,7 +76,7 @@ impl Trace {
 fn report_step(test: &mut SlowTest, step: u64, owns: &[f64]) {
     for (index, own) in owns.iter().enumerate() {
         let own = Duration::from_secs_f64(*own);
-        test.receive(index, &[StepTimes { step, own, waited: Duration::ZERO }]);
+        test.receive(index, &[StepTimes { step, own, ..StepTimes::default() }]);
     }
 }
 
@@ -261,7 +261,7 @@ fn steps_that_some_processes_do_not_report_are_left_out() {
         for (index, own) in owns.iter().enumerate() {
             if step % 4 == 0 || index != 3 {
                 let own = Duration::from_secs_f64(*own);
-                test.receive(index, &[StepTimes { step, own, waited: Duration::ZERO }]);
+                test.receive(index, &[StepTimes { step, own, ..StepTimes::default() }]);
             }
         }
     }
@@ -356,7 +356,8 @@ fn watchdog(num_processes: usize) -> (Watchdog, Instant) {
     let mut watchdog = Watchdog::new(names(num_processes), Limits::default(), start);
     let secs = Duration::from_secs;
     for index in 0..num_processes {
-        let steps = (0..5).map(|step| StepTimes { step, own: secs(1), waited: secs(0) }).collect();
+        let times = |step| StepTimes { step, own: secs(1), ..StepTimes::default() };
+        let steps = (0..5).map(times).collect();
         let report = Report { steps, ..report(reported(index, Phase::Compute, 5, 0)) };
         watchdog.receive(&report, start + secs(5));
     }
@@ -405,7 +406,9 @@ fn slow_processes_are_named_but_not_fatal() {
     let millis = Duration::from_millis;
     for index in 0..4 {
         let own = if index == 2 { millis(152) } else { millis(100) };
-        let steps = (0..40).map(|step| StepTimes { step, own, waited: millis(152) - own });
+        let waited = millis(152) - own;
+        let times = |step| StepTimes { step, own, waited, ..StepTimes::default() };
+        let steps = (0..40).map(times);
         let report =
             Report { steps: steps.collect(), ..report(reported(index, Phase::Collective, 40, 0)) };
         watchdog.receive(&report, start);
@@ -416,7 +419,7 @@ fn slow_processes_are_named_but_not_fatal() {
     assert_eq!(
         verdicts[0].to_string(),
         "process 2 (host node0, pid 1002, replicas 4 to 5) is slow: 1.52 times the others' own \
-         time since step 2, now in collective"
+         time since step 2; its devices take longer"
     );
 }
 
