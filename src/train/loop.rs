@@ -15,6 +15,7 @@ use super::checkpoints::Saver;
 use super::events::{Due, DueSteps};
 use super::host_metrics::LaunchTimes;
 use super::nonfinite::SkippedUpdates;
+use super::probe::Probe;
 use super::processes::{Agreed, Agreement, Processes};
 use super::recorder::Recorder;
 use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Trainer};
@@ -51,6 +52,8 @@ pub(super) struct Loop<'a> {
     ended: Vec<EndedLaunch>,
     /// When the previous launch ended, or what was done after it.
     last_end: Instant,
+    /// The program of probes, from the first on.
+    probe: Option<Probe>,
     /// The time of a probe that has not been reported.
     probed: Option<Duration>,
     skipped: SkippedUpdates,
@@ -111,6 +114,7 @@ impl<'a> Loop<'a> {
             unrecorded,
             ended: vec![],
             last_end,
+            probe: None,
             probed: None,
             skipped,
             has_recorded: false,
@@ -170,6 +174,9 @@ impl<'a> Loop<'a> {
             self.record_all_but(if due == Due::default() { MAX_UNRECORDED } else { 0 })?;
             if due.proof {
                 self.prove()?;
+            }
+            if due.probe {
+                self.probe()?;
             }
             if due.evaluation {
                 eval_loss = self.evaluate()?;
@@ -395,6 +402,25 @@ impl<'a> Loop<'a> {
         self.trainer.prove_among(self.processes)?;
         drop(waiting);
         self.recorder.lockstep_proved(self.trainer.steps_taken(), begun.elapsed());
+        self.start_step_clock();
+        Ok(())
+    }
+
+    /// Times the devices of each process without communication, if there are several.
+    fn probe(&mut self) -> Result<(), Error> {
+        if self.processes.member().is_none() {
+            return Ok(());
+        }
+        let probe = match self.probe.take() {
+            Some(probe) => probe,
+            None => {
+                self.processes.phase(Phase::Compile, self.trainer.steps_taken());
+                Probe::new(self.trainer, self.run, self.job.model)?
+            }
+        };
+        self.processes.phase(Phase::Compute, self.trainer.steps_taken());
+        self.probed = Some(probe.time(self.trainer.state())?);
+        self.probe = Some(probe);
         self.start_step_clock();
         Ok(())
     }
