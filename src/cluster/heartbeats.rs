@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::messages::{ChangeRow, Extend, Heartbeat, StepRow, micros};
-use super::report::{Phase, PhaseChange, Report, StepTimes};
+use super::report::{Phase, PhaseChange, ProbeTime, Report, StepTimes};
 
 impl Heartbeat {
     pub fn new(report: &Report, extend: Option<Extend>, saved_step: Option<u64>) -> Self {
@@ -41,7 +41,10 @@ impl Heartbeat {
             input: micros(row.input_us),
             host: micros(row.host_us),
             hides_devices: row.hides_devices,
-            probe: (row.probe_us > 0).then(|| micros(row.probe_us)),
+            probe: (row.probe_us > 0).then(|| ProbeTime {
+                mean: micros(row.probe_us),
+                error: micros(row.probe_error_us),
+            }),
         };
         let change = |row: &ChangeRow| PhaseChange {
             phase: phase(row.phase),
@@ -70,7 +73,8 @@ impl From<&StepTimes> for StepRow {
             input_us: micros(times.input),
             host_us: micros(times.host),
             hides_devices: times.hides_devices,
-            probe_us: times.probe.map_or(0, micros),
+            probe_us: times.probe.map_or(0, |probe| micros(probe.mean)),
+            probe_error_us: times.probe.map_or(0, |probe| micros(probe.error)),
         }
     }
 }
@@ -103,7 +107,10 @@ mod tests {
                 input: Duration::from_millis(2),
                 host: Duration::from_millis(3),
                 hides_devices: true,
-                probe: Some(Duration::from_millis(4)),
+                probe: Some(ProbeTime {
+                    mean: Duration::from_millis(4),
+                    error: Duration::from_micros(7),
+                }),
             }],
             changes: vec![PhaseChange { phase: Phase::Data, step: 7, ago: Duration::from_secs(1) }],
         };

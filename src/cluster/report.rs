@@ -103,7 +103,16 @@ pub struct StepTimes {
     pub hides_devices: bool,
     /// What the devices took for the probe, a program without communication, if one came before the
     /// step.
-    pub probe: Option<Duration>,
+    pub probe: Option<ProbeTime>,
+}
+
+/// The time of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeTime {
+    /// The mean of its launches.
+    pub mean: Duration,
+    /// The standard error of the mean.
+    pub error: Duration,
 }
 
 /// What makes a process slow.

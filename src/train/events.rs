@@ -135,6 +135,7 @@ mod tests {
                 eval_every,
                 checkpoint_every: 0,
                 saves_best: false,
+                probe_every: 0,
                 outer_every: 1,
                 observed: ObservedSteps::default(),
             };
@@ -154,6 +155,7 @@ mod tests {
             eval_every: 10,
             checkpoint_every: 0,
             saves_best: false,
+            probe_every: 0,
             outer_every: 5,
             observed: ObservedSteps::default(),
         };
@@ -170,6 +172,7 @@ mod tests {
             eval_every: 0,
             checkpoint_every: 0,
             saves_best: false,
+            probe_every: 0,
             outer_every: 1,
             observed: ObservedSteps { layers_every: 10, ..ObservedSteps::default() },
         };
@@ -192,6 +195,7 @@ mod tests {
                 eval_every,
                 checkpoint_every: 6,
                 saves_best: true,
+                probe_every: 0,
                 outer_every: 1,
                 observed: ObservedSteps::default(),
             };

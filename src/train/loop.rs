@@ -19,7 +19,7 @@ use super::probe::Probe;
 use super::processes::{Agreed, Agreement, Processes};
 use super::recorder::Recorder;
 use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Trainer};
-use crate::cluster::{LaunchWaits, Phase};
+use crate::cluster::{LaunchWaits, Phase, ProbeTime};
 use crate::data::{Prefetch, Prefetched, TrainBatches};
 use crate::observe::LaunchSpans;
 use crate::pjrt;
@@ -55,7 +55,7 @@ pub(super) struct Loop<'a> {
     /// The program of probes, from the first on.
     probe: Option<Probe>,
     /// The time of a probe that has not been reported.
-    probed: Option<Duration>,
+    probed: Option<ProbeTime>,
     skipped: SkippedUpdates,
     /// `true` after the first launch.
     has_recorded: bool,
@@ -294,18 +294,27 @@ impl<'a> Loop<'a> {
             let end = end.get().unwrap_or_else(Instant::now);
             let last_end = std::mem::replace(&mut self.last_end, end);
             let (total, num_steps) = (end.saturating_duration_since(last_end), results.len());
-            let delay = launched.saturating_duration_since(last_end);
+            let delay = launched.start.saturating_duration_since(last_end);
+            let taken_after = launched.end.saturating_duration_since(last_end);
             let first = results.first().map_or(0, |result| result.step);
             let input = begun.saturating_duration_since(last_end).min(data_wait).min(delay);
-            let times =
-                LaunchTimes { num_steps, total, delay, input, host, data_wait, collective_wait };
+            let times = LaunchTimes {
+                num_steps,
+                total,
+                delay,
+                taken_after,
+                input,
+                host,
+                data_wait,
+                collective_wait,
+            };
             self.processes.steps_done(first, &times, self.probed.take());
             let (waits, waited_for) = by_process(waits.unwrap_or_default());
             let spans = LaunchSpans {
                 data: begun.checked_sub(data_wait).unwrap_or(begun)..begun,
                 host: begun..begun + host,
                 whole: last_end.min(end)..end,
-                compute: launched.max(last_end).min(end)..end,
+                compute: launched.start.max(last_end).min(end)..end,
                 waits,
                 waited_for,
             };

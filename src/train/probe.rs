@@ -11,13 +11,14 @@ use models::Model;
 use super::programs::{Callable, UncompiledProgram};
 use super::trainer::replicated;
 use super::{Error, Run, Trainer};
+use crate::cluster::ProbeTime;
 use crate::pjrt::{Arg, Buffers};
 use crate::state::State;
 use crate::step::{StepSpec, trace_probe};
 
-/// Launches of a probe, enqueued together, so that the host does not count. The same number in all
-/// processes, as of all launches.
-const NUM_LAUNCHES: u32 = 4;
+/// Launches of a probe, enqueued together, so that the host does not count. The first is not timed.
+/// The same number in all processes, as of all launches, and not more than may be in flight.
+const NUM_LAUNCHES: usize = 8;
 
 /// The program, and its arguments beside leaves of the state.
 pub(super) struct Probe {
@@ -74,18 +75,30 @@ impl Probe {
     ///
     /// # Errors
     /// If a launch fails.
-    pub fn time(&self, state: &State) -> Result<Duration, Error> {
-        let begun = Instant::now();
+    pub fn time(&self, state: &State) -> Result<ProbeTime, Error> {
         let launch = |_| {
             let leaves = self.leaves.iter().filter_map(|path| state.get(path)).map(Arg::Borrow);
             let other = |name: &str| {
                 let found = self.others.iter().find(|(other, _)| other == name);
                 found.map(|(_, value)| Arg::Borrow(value))
             };
-            self.program.call(leaves, other)
+            let launched = self.program.call(leaves, other)?;
+            let end = launched.done.note_end()?;
+            Ok((launched, end))
         };
-        let launches = (0..NUM_LAUNCHES).map(launch).collect::<Result<Vec<_>, _>>()?;
-        launches.iter().try_for_each(|launch| launch.done.wait())?;
-        Ok(begun.elapsed() / NUM_LAUNCHES)
+        let launches = (0..NUM_LAUNCHES).map(launch).collect::<Result<Vec<_>, Error>>()?;
+        launches.iter().try_for_each(|(launch, _)| launch.done.wait())?;
+        // The end may be noted a moment after the wait for it.
+        let ends = launches.iter().map(|(_, end)| end.get().unwrap_or_else(Instant::now));
+        let ends: Vec<_> = ends.collect();
+        Ok(mean(ends.windows(2).map(|pair| pair[1].saturating_duration_since(pair[0])).collect()))
     }
+}
+
+fn mean(times: Vec<Duration>) -> ProbeTime {
+    let num = times.len() as f64;
+    let mean = times.iter().map(Duration::as_secs_f64).sum::<f64>() / num;
+    let squares = times.iter().map(|time| (time.as_secs_f64() - mean).powi(2)).sum::<f64>();
+    let [mean, error] = [mean, (squares / (num - 1.0) / num).sqrt()].map(Duration::from_secs_f64);
+    ProbeTime { mean, error }
 }

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::host_metrics::LaunchTimes;
 use super::{Error, Stop};
-use crate::cluster::{GenerationEnd, LaunchWaits, Member, Phase, Session, SlowPeer, StepTimes, Wish};
+use crate::cluster::{
+    GenerationEnd, LaunchWaits, Member, Phase, ProbeTime, Session, SlowPeer, StepTimes, Wish,
+};
 use crate::observe::{FailedGeneration, GenerationStart, StartupSpans, Summary, Waiting, say};
 use crate::pjrt::{Placement, Process};
 
@@ -145,10 +147,14 @@ impl<'a> Processes<'a> {
     /// Where the plugin computes the collectives, a process cannot tell what its devices take from
     /// what they wait for others. But steps end together, and are launched ahead: the time from the
     /// end of one to the launch of the next is the process's own.
-    pub fn steps_done(&self, first: u64, times: &LaunchTimes, probe: Option<Duration>) {
+    pub fn steps_done(&self, first: u64, times: &LaunchTimes, probe: Option<ProbeTime>) {
         let Some(member) = self.member else { return };
-        let LaunchTimes { num_steps, total, delay, input, collective_wait, .. } = *times;
-        let own = collective_wait.map_or(delay, |waited| total.saturating_sub(waited)).min(total);
+        let LaunchTimes { num_steps, total, input, collective_wait, .. } = *times;
+        let (delay, own) = match collective_wait {
+            Some(waited) => (times.delay, total.saturating_sub(waited)),
+            None => (times.taken_after, times.taken_after),
+        };
+        let own = own.min(total);
         let delay = delay.min(own);
         let input = input.min(delay);
         let each = |time: Duration| time / num_steps.max(1) as u32;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use lockstep::cluster::{
     AgreedWish, Cause, Contact, Coordinator, CoordinatorOptions, Directive, Error, HeldProcesses,
-    HostPlace, JobChange, JobSize, JoinOptions, Phase, Report, Secret, Session, SlowCause, SlowPeer,
-    StepTimes, SupervisorOptions, SupervisorSession, Watcher, Wish,
+    HostPlace, JobChange, JobSize, JoinOptions, Phase, Report, Secret, Session, SlowCause,
+    SlowPeer, StepTimes, SupervisorOptions, SupervisorSession, Watcher, Wish,
 };
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -206,6 +206,9 @@ pub struct StepRow {
     /// What the probe took that came before the step; 0 if there was none.
     #[prost(uint64, tag = "7")]
     pub probe_us: u64,
+    /// The standard error of that.
+    #[prost(uint64, tag = "8")]
+    pub probe_error_us: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ChangeRow {

@@ -26,7 +26,8 @@
 //! multiples say nothing; what counts is how much longer it makes the step. All processes get the
 //! same time of devices: that of the step, from the last launch on. And launches are enqueued
 //! ahead, so that a process that stalls shows in one step of several: batches are summarized by
-//! their sums, not by medians.
+//! their sums, not by medians. Noise is what occurs in nearly all batches of processes that are not
+//! slow.
 //!
 //! What devices take shows in *probes*, a program without communication that each process times now
 //! and then: see [`ProbeTest`].
@@ -69,6 +70,8 @@ const ENOUGH: usize = 16;
 const ERRORS: f64 = 6.0;
 /// The level's standard error, in standard deviations of a batch: the median of four normal values.
 const LEVEL_ERROR: f64 = 0.546;
+/// Where only lateness is known, a level must exceed what occurs in nearly all batches this often.
+const LATE: f64 = 2.0;
 /// A level must exceed the median of the others' by this many standard deviations.
 const OUTLIER: f64 = 3.0;
 /// Standard deviations per median absolute deviation, for normal values.
@@ -108,6 +111,8 @@ pub struct SlowTest {
     num_batches: usize,
     group_since: u64,
     processes: Vec<Past>,
+    /// The plugin computes the collectives.
+    hides_devices: bool,
     probes: ProbeTest,
 }
 
@@ -173,6 +178,7 @@ impl SlowTest {
             num_batches: 0,
             group_since: 0,
             processes: vec![Past::default(); num_processes],
+            hides_devices: false,
             probes: ProbeTest::new(num_processes, min_factor),
         }
     }
@@ -216,8 +222,7 @@ impl SlowTest {
         if self.processes.len() < 2 {
             return;
         }
-        let probe = |times: &StepTimes| times.probe.map(|probe| probe.as_secs_f64());
-        if let Some(probes) = reported.iter().map(probe).collect() {
+        if let Some(probes) = reported.iter().map(|times| times.probe).collect() {
             self.probes.receive(step, probes);
         }
         if self.num_steps <= WARM_UP {
@@ -233,10 +238,11 @@ impl SlowTest {
 
     /// Summarizes four steps.
     fn close(&mut self, steps: &[Complete]) {
+        self.hides_devices = steps.iter().any(|step| step.hides_devices);
         let num_processes = self.processes.len();
         let sum = |index: usize| steps.iter().map(|step| step.owns[index]).sum();
         let sums: Vec<Own> = (0..num_processes).map(sum).collect();
-        let rows: Vec<Vec<f32>> = match steps.iter().any(|step| step.hides_devices) {
+        let rows: Vec<Vec<f32>> = match self.hides_devices {
             true => vec![sums.iter().map(|sum| sum.total() / steps.len() as f32).collect()],
             false => {
                 let totals = |step: &Complete| step.owns.iter().map(|own| own.total()).collect();
@@ -330,6 +336,19 @@ impl SlowTest {
         }
     }
 
+    /// How late processes are that are not slow, in nearly all batches. The last ones of those that
+    /// may be slow do not count.
+    fn lateness(&self, levels: &[f64]) -> f64 {
+        let some = self.processes.iter().zip(levels).step_by(self.processes.len().div_ceil(POOL));
+        let batches = some.filter(|(past, _)| past.slow.is_none()).flat_map(|(past, level)| {
+            let judged = if *level > self.min_level { WINDOW } else { 0 };
+            past.batches.iter().rev().skip(judged).map(|batch| batch.value.max(0.0))
+        });
+        let mut values: Vec<f64> = batches.collect();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() * 97 / 100).copied().unwrap_or_default()
+    }
+
     /// The part of the sums in which a process exceeds the others by most.
     fn cause(&self, index: usize, sum: impl Fn(&Past) -> Own) -> SlowCause {
         let sums: Vec<Own> = self.processes.iter().map(sum).collect();
@@ -369,7 +388,10 @@ impl SlowTest {
             && (levels.len() < 4 || is_outlier(levels, index))
             && (levels.len() > 2 || past.is_slower_than_it_was())
             && (past.is_slow_for_long(self.min_level)
-                || levels[index] > ERRORS * past.error().max(pooled()))
+                || match self.hides_devices {
+                    true => levels[index] > LATE * self.lateness(levels),
+                    false => levels[index] > ERRORS * past.error().max(pooled()),
+                })
     }
 }
 
