@@ -40,6 +40,8 @@ pub struct MemberOptions {
     pub tls: Tls,
     /// Host collectives go over connections that are not encrypted.
     pub has_plain_links: bool,
+    /// The place of a host that is named slow is given to a spare.
+    pub replaces_slow: bool,
     /// Waits in host collectives are not told apart, as if the plugin computed them.
     pub hides_waits: bool,
     /// The attempt at the job that this process was started for; `None` for the one that is
@@ -149,6 +151,7 @@ impl Member {
             host: host_name(),
             data_address: listener.local_addr()?.to_string(),
             program: options.program.clone(),
+            replaces_slow: options.replaces_slow,
             // A host that was still being started has taken a part of it.
             deadline: match began.elapsed() {
                 elapsed if elapsed < CHECK => options.deadline,

@@ -428,7 +428,9 @@ impl<'a> Loop<'a> {
             }
         };
         self.processes.phase(Phase::Compute, self.trainer.steps_taken());
-        self.probed = Some(probe.time(self.trainer.state())?);
+        let probed = probe.time(self.trainer.state())?;
+        tracing::debug!(mean = ?probed.mean, error = ?probed.error, "probe");
+        self.probed = Some(probed);
         self.probe = Some(probe);
         self.start_step_clock();
         Ok(())

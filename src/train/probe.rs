@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use hlo::{HostCalls, Literal, lower_isolated};
 use models::Model;
 
-use super::programs::{Callable, UncompiledProgram};
+use super::programs::{Callable, NamedLaunch, UncompiledProgram};
 use super::trainer::replicated;
 use super::{Error, Run, Trainer};
 use crate::cluster::ProbeTime;
@@ -67,7 +67,7 @@ impl Probe {
         let others = others.collect::<Result<_, Error>>()?;
         let probe = Self { program, leaves, others };
         // The first launch allocates memory.
-        probe.time(trainer.state())?;
+        probe.launch(trainer.state())?.done.wait()?;
         Ok(probe)
     }
 
@@ -77,12 +77,7 @@ impl Probe {
     /// If a launch fails.
     pub fn time(&self, state: &State) -> Result<ProbeTime, Error> {
         let launch = |_| {
-            let leaves = self.leaves.iter().filter_map(|path| state.get(path)).map(Arg::Borrow);
-            let other = |name: &str| {
-                let found = self.others.iter().find(|(other, _)| other == name);
-                found.map(|(_, value)| Arg::Borrow(value))
-            };
-            let launched = self.program.call(leaves, other)?;
+            let launched = self.launch(state)?;
             let end = launched.done.note_end()?;
             Ok((launched, end))
         };
@@ -92,6 +87,14 @@ impl Probe {
         let ends = launches.iter().map(|(_, end)| end.get().unwrap_or_else(Instant::now));
         let ends: Vec<_> = ends.collect();
         Ok(mean(ends.windows(2).map(|pair| pair[1].saturating_duration_since(pair[0])).collect()))
+    }
+
+    fn launch(&self, state: &State) -> Result<NamedLaunch<'_>, Error> {
+        let leaves = self.leaves.iter().filter_map(|path| state.get(path)).map(Arg::Borrow);
+        self.program.call(leaves, |name| {
+            let found = self.others.iter().find(|(other, _)| other == name);
+            found.map(|(_, value)| Arg::Borrow(value))
+        })
     }
 }
 

@@ -84,6 +84,7 @@ impl Cluster {
             host: format!("host{process_index}"),
             data_address: format!("127.0.0.1:{process_index}"),
             program: vec![("binary".to_owned(), "b".to_owned())],
+            replaces_slow: false,
             deadline: 10 * SECOND,
             missing: Arc::default(),
         }

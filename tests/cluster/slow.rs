@@ -73,8 +73,8 @@ fn a_process_whose_batches_or_launches_are_late_is_named_with_the_cause() {
     let dir = tempfile::tempdir().unwrap();
     for (late, cause) in [
         // Batches are assembled while the step before runs.
-        ("input 1 700", "input"),
-        ("launch 1 700", "host"),
+        ("input 1 900", "input"),
+        ("launch 1 900", "host"),
         ("stall 1 2400", "host"),
     ] {
         let out = dir.path().join(late);
@@ -90,7 +90,7 @@ fn a_slow_probe_names_the_devices() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let sets = ["observe.probe_every_steps=10"];
-    start(dir.path(), "probe 1 150", &out, &sets).end().succeeded();
+    start(dir.path(), "probe 1 400", &out, &sets).end().succeeded();
     assert_named(&out, "device", WITHIN);
 }
 

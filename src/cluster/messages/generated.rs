@@ -227,6 +227,9 @@ pub struct Watch {
     /// Those that were named before.
     #[prost(uint64, tag = "2")]
     pub num_known_slow: u64,
+    /// The place of a host that is named slow is given to a spare.
+    #[prost(bool, tag = "3")]
+    pub replaces_slow: bool,
 }
 /// The caller cannot go on.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
