@@ -1,23 +1,24 @@
 //! Finds processes with slow devices, from the times of probes.
 //!
 //! A probe is the same program without communication in all processes, so its times can be compared
-//! even where those of steps cannot. A process is slow if the last two probes show it: each must
-//! exceed the median of the others by the smallest factor, by four standard errors, which follow from
-//! how its launches differ, and by twice what probes have differed before. So busy processors are no
-//! alarm.
+//! even where those of steps cannot. A process is slow if the last probes show it, two of them where
+//! they vary little: all must exceed the median of the others, and their mean by the smallest factor,
+//! by four standard errors, which follow from how the launches of each differ, and by twice what
+//! probes have differed before. So busy processors are no alarm.
 
 use std::collections::VecDeque;
 
 use super::slow::{BALANCED, Slowness, is_outlier, keep, median_of_others, sorted};
 use crate::cluster::report::{ProbeTime, SlowCause};
 
-/// Probes that must show a slow process.
-const NUM: usize = 2;
+/// The fewest and the most probes in a row that are judged together.
+const LEAST: usize = 2;
+const MOST: usize = 8;
 /// Probes that are kept, for the estimate of noise.
 const HISTORY: usize = 32;
 /// What noise is exceeded by.
 const NOISES: f64 = 2.0;
-/// A level must exceed this many standard errors.
+/// The mean level must exceed this many standard errors.
 const ERRORS: f64 = 4.0;
 /// Seconds added to both times that are compared.
 const NEGLIGIBLE: f64 = 0.2e-3;
@@ -66,33 +67,39 @@ impl ProbeTest {
         };
         let levels: Vec<_> = means().zip(errors).map(level).collect();
         keep(&mut self.past, (step, levels), HISTORY);
-        let noise = NOISES * self.noise();
-        let last: Vec<_> = self.past.iter().rev().take(NUM).collect();
-        let since_step = last.last().map_or(0, |(step, _)| *step);
-        for (index, slow) in self.slow.iter_mut().enumerate() {
-            let shows_it = |(_, levels): &&(u64, Vec<Level>)| {
-                let Level { level, error } = levels[index];
-                let all: Vec<_> = levels.iter().map(|of| of.level).collect();
-                level > self.min_level.max(noise).max(ERRORS * error)
-                    && (all.len() < 4 || is_outlier(&all, index))
-            };
-            let factors = last.iter().map(|(_, levels)| levels[index].level.exp());
-            let newest = factors.clone().next().unwrap_or(1.0);
-            *slow = match *slow {
-                Some(slow) if newest > BALANCED => Some(Slowness { factor: newest, ..slow }),
-                None if last.len() == NUM && last.iter().all(shows_it) => {
-                    let factor = factors.fold(f64::INFINITY, f64::min);
-                    Some(Slowness { factor, since_step, cause: SlowCause::Device })
-                }
-                _ => None,
-            };
-        }
+        let found: Vec<_> = (0..times.len()).map(|index| self.judged(index)).collect();
+        self.slow = found;
     }
 
-    /// The 90th percentile of the levels' distances from 0 in the probes before the last two; 0 if
-    /// there are too few. Those of processes that are slow do not count.
-    fn noise(&self) -> f64 {
-        let before = self.past.iter().rev().skip(NUM);
+    /// The new verdict about a process.
+    fn judged(&self, index: usize) -> Option<Slowness> {
+        let newest = self.past.back().map_or(0.0, |(_, levels)| levels[index].level);
+        if let Some(slow) = self.slow[index] {
+            let factor = newest.exp();
+            return (factor > BALANCED).then_some(Slowness { factor, ..slow });
+        }
+        let is_beyond = |(_, levels): &&(u64, Vec<Level>)| {
+            let all: Vec<_> = levels.iter().map(|of| of.level).collect();
+            all[index] > BALANCED.ln() && (all.len() < 4 || is_outlier(&all, index))
+        };
+        let (mut sum, mut squares) = (0.0, 0.0);
+        for (num, (step, levels)) in (1..=MOST).zip(self.past.iter().rev().take_while(is_beyond)) {
+            sum += levels[index].level;
+            squares += levels[index].error.powi(2);
+            let (mean, error) = (sum / num as f64, f64::sqrt(squares) / num as f64);
+            let noise = NOISES * self.noise(num);
+            if num >= LEAST && mean > self.min_level.max(noise).max(ERRORS * error) {
+                let (factor, since_step) = (mean.exp(), *step);
+                return Some(Slowness { factor, since_step, cause: SlowCause::Device });
+            }
+        }
+        None
+    }
+
+    /// The 90th percentile of the levels' distances from 0 in the probes before the last `num`; 0 if
+    /// there are none. Those of processes that are slow do not count.
+    fn noise(&self, num: usize) -> f64 {
+        let before = self.past.iter().rev().skip(num);
         let not_slow = |levels: &Vec<Level>| {
             let levels = levels.iter().zip(&self.slow).filter(|(_, slow)| slow.is_none());
             levels.map(|(of, _)| of.level.abs()).collect::<Vec<_>>()
