@@ -34,7 +34,7 @@ pub struct ObserveConfig {
     #[schemars(extend("unit" = "steps"))]
     pub noise_scale_every: u64,
     /// Steps between probes of several processes, which find devices that are slower than others:
-    /// each process times its part of one microbatch, four times, without communication. 0 makes
+    /// each process times its work for one microbatch, eight times, without communication. 0 makes
     /// none. See [Several machines](cluster.md#slow-processes).
     #[schemars(extend("unit" = "steps"))]
     pub probe_every_steps: u64,

@@ -3,7 +3,7 @@
 //! A probe is the same program without communication in all processes, so its times can be compared
 //! even where those of steps cannot. A process is slow if the last probes show it, two of them where
 //! they vary little: all must exceed the median of the others, and their mean by the smallest factor,
-//! by four standard errors, which follow from how the launches of each differ, and by twice what
+//! by six standard errors, which follow from how the launches of each differ, and by twice what
 //! probes have differed before. So busy processors are no alarm.
 
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ const HISTORY: usize = 32;
 /// What noise is exceeded by.
 const NOISES: f64 = 2.0;
 /// The mean level must exceed this many standard errors.
-const ERRORS: f64 = 4.0;
+const ERRORS: f64 = 6.0;
 /// Seconds added to both times that are compared.
 const NEGLIGIBLE: f64 = 0.2e-3;
 
