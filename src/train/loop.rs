@@ -15,7 +15,7 @@ use super::checkpoints::Saver;
 use super::events::{Due, DueSteps};
 use super::host_metrics::LaunchTimes;
 use super::nonfinite::SkippedUpdates;
-use super::probe::Probe;
+use super::probe::DeviceProbe;
 use super::processes::{Agreed, Agreement, Processes};
 use super::recorder::Recorder;
 use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Trainer};
@@ -53,7 +53,7 @@ pub(super) struct Loop<'a> {
     /// When the previous launch ended, or what was done after it.
     last_end: Instant,
     /// The program of probes, from the first on.
-    probe: Option<Probe>,
+    probe: Option<DeviceProbe>,
     /// The time of a probe that has not been reported.
     probed: Option<ProbeTime>,
     skipped: SkippedUpdates,
@@ -424,7 +424,7 @@ impl<'a> Loop<'a> {
             Some(probe) => probe,
             None => {
                 self.processes.phase(Phase::Compile, self.trainer.steps_taken());
-                Probe::new(self.trainer, self.run, self.job.model)?
+                DeviceProbe::new(self.trainer, self.run, self.job.model)?
             }
         };
         self.processes.phase(Phase::Compute, self.trainer.steps_taken());

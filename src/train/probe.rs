@@ -21,14 +21,14 @@ use crate::step::{StepSpec, trace_probe};
 const NUM_LAUNCHES: usize = 8;
 
 /// The program, and its arguments beside leaves of the state.
-pub(super) struct Probe {
+pub(super) struct DeviceProbe {
     program: Callable,
     /// Names of the leaves that it takes.
     leaves: Vec<String>,
     others: Vec<(String, Buffers)>,
 }
 
-impl Probe {
+impl DeviceProbe {
     /// Compiles the program and launches it once.
     ///
     /// # Errors

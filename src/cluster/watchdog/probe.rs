@@ -1,10 +1,10 @@
 //! Finds processes with slow devices, from the times of probes.
 //!
-//! A probe is the same program without communication in all processes, so its times can be compared
-//! even where those of steps cannot. A process is slow if the last probes show it, two of them where
-//! they vary little: all must exceed the median of the others, and their mean by the smallest factor,
-//! by six standard errors, which follow from how the launches of each differ, and by twice what
-//! probes have differed before. So busy processors are no alarm.
+//! A probe is the same program without communication in all processes, so its times can be
+//! compared even where those of steps cannot. A process is slow if the last probes show it, two of
+//! them where they vary little: all must exceed the median of the others, and their mean by the
+//! smallest factor, by six standard errors, which follow from how the launches of each differ, and
+//! by twice what probes have differed before. So busy processors are no alarm.
 
 use std::collections::VecDeque;
 
@@ -96,8 +96,8 @@ impl ProbeTest {
         None
     }
 
-    /// The 90th percentile of the levels' distances from 0 in the probes before the last `num`; 0 if
-    /// there are none. Those of processes that are slow do not count.
+    /// The 90th percentile of the levels' distances from 0 in the probes before the last `num`; 0
+    /// if there are none. Those of processes that are slow do not count.
     fn noise(&self, num: usize) -> f64 {
         let before = self.past.iter().rev().skip(num);
         let not_slow = |levels: &Vec<Level>| {

@@ -21,13 +21,13 @@
 //! shows in it, so a process is named by it only when nearly all of the last twelve such groups
 //! show it: pauses by chance do not.
 //!
-//! Where the plugin computes the collectives, nobody knows what the devices of one process take: the
-//! own time is the time by which it launches late. That is nearly zero in most steps, so its
+//! Where the plugin computes the collectives, nobody knows what the devices of one process take:
+//! the own time is the time by which it launches late. That is nearly zero in most steps, so its
 //! multiples say nothing; what counts is how much longer it makes the step. All processes get the
 //! same time of devices: that of the step, from the last launch on. And launches are enqueued
 //! ahead, so that a process that stalls shows in one step of several: batches are summarized by
-//! their sums, not by medians. Noise is what occurs in nearly all batches of processes that are not
-//! slow.
+//! their sums, not by medians. Noise is what occurs in nearly all batches of processes that are
+//! not slow.
 //!
 //! What devices take shows in *probes*, a program without communication that each process times now
 //! and then: see [`ProbeTest`].
