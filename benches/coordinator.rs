@@ -129,6 +129,7 @@ fn join_all(num_workers: usize, address: SocketAddr) -> Result<Vec<Session>, Box
                 host: format!("worker-{process_index:04}.example"),
                 data_address: format!("10.0.0.1:{process_index}"),
                 program: vec![("binary".to_owned(), "0123456789abcdef".to_owned())],
+                replaces_slow: false,
                 deadline: Duration::from_secs(120),
                 missing: Arc::default(),
             };

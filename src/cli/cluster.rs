@@ -15,7 +15,7 @@ use super::place::{self, Fault, OwnPlace, Weight};
 use crate::checkpoint;
 use crate::cluster::environment::Environment;
 use crate::cluster::{Cause, INTERRUPTED, Member, MemberOptions, REGROUP, TlsFiles};
-use crate::config::{Backend, Config, LinkSecurity};
+use crate::config::{Backend, Config, LinkSecurity, OnSlow};
 use crate::launch::variable;
 use crate::observe::{Status, say};
 use crate::pjrt::{self, Process};
@@ -57,6 +57,8 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         secret,
         tls,
         has_plain_links: cluster.links == LinkSecurity::Plain,
+        replaces_slow: cluster.on_slow == OnSlow::Replace,
+        hides_waits: env::var_os(variable::HIDE_WAITS).is_some_and(|value| value == "1"),
         generation: variable_as(variable::GENERATION)?,
         process,
         local_index: environment.local_process_index.as_ref().map(|index| index.value),

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::messages::{ChangeRow, Extend, Heartbeat, StepRow, micros};
-use super::report::{Phase, PhaseChange, Report, StepTimes};
+use super::report::{Phase, PhaseChange, ProbeTime, Report, StepTimes};
 
 impl Heartbeat {
     pub fn new(report: &Report, extend: Option<Extend>, saved_step: Option<u64>) -> Self {
@@ -38,6 +38,13 @@ impl Heartbeat {
             step: row.step,
             own: micros(row.own_us),
             waited: micros(row.waited_us),
+            input: micros(row.input_us),
+            host: micros(row.host_us),
+            hides_devices: row.hides_devices,
+            probe: (row.probe_us > 0).then(|| ProbeTime {
+                mean: micros(row.probe_us),
+                error: micros(row.probe_error_us),
+            }),
         };
         let change = |row: &ChangeRow| PhaseChange {
             phase: phase(row.phase),
@@ -59,7 +66,16 @@ impl Heartbeat {
 
 impl From<&StepTimes> for StepRow {
     fn from(times: &StepTimes) -> Self {
-        Self { step: times.step, own_us: micros(times.own), waited_us: micros(times.waited) }
+        Self {
+            step: times.step,
+            own_us: micros(times.own),
+            waited_us: micros(times.waited),
+            input_us: micros(times.input),
+            host_us: micros(times.host),
+            hides_devices: times.hides_devices,
+            probe_us: times.probe.map_or(0, |probe| micros(probe.mean)),
+            probe_error_us: times.probe.map_or(0, |probe| micros(probe.error)),
+        }
     }
 }
 
@@ -88,6 +104,13 @@ mod tests {
                 step: 6,
                 own: Duration::from_millis(5),
                 waited: Duration::from_micros(1),
+                input: Duration::from_millis(2),
+                host: Duration::from_millis(3),
+                hides_devices: true,
+                probe: Some(ProbeTime {
+                    mean: Duration::from_millis(4),
+                    error: Duration::from_micros(7),
+                }),
             }],
             changes: vec![PhaseChange { phase: Phase::Data, step: 7, ago: Duration::from_secs(1) }],
         };

@@ -40,6 +40,10 @@ pub struct MemberOptions {
     pub tls: Tls,
     /// Host collectives go over connections that are not encrypted.
     pub has_plain_links: bool,
+    /// The place of a host that is named slow is given to a spare.
+    pub replaces_slow: bool,
+    /// Waits in host collectives are not told apart, as if the plugin computed them.
+    pub hides_waits: bool,
     /// The attempt at the job that this process was started for; `None` for the one that is
     /// forming.
     pub generation: Option<u64>,
@@ -147,6 +151,7 @@ impl Member {
             host: host_name(),
             data_address: listener.local_addr()?.to_string(),
             program: options.program.clone(),
+            replaces_slow: options.replaces_slow,
             // A host that was still being started has taken a part of it.
             deadline: match began.elapsed() {
                 elapsed if elapsed < CHECK => options.deadline,
@@ -224,7 +229,9 @@ impl Member {
         };
         let links = Links::connect(listener, &links)?;
         let rendezvous = Arc::new(Rendezvous::across(links, self.session.patience())?);
-        self.report_waits(&rendezvous)?;
+        if !self.options.hides_waits {
+            self.report_waits(&rendezvous)?;
+        }
         let failing = Arc::downgrade(&rendezvous);
         self.session.on_end(move |reason| {
             if let Some(rendezvous) = failing.upgrade() {
@@ -243,15 +250,15 @@ impl Member {
     /// How this process has waited for others in collectives since the last call; `None` if it
     /// cannot tell, because the plugin computes them.
     pub fn take_waits(&self) -> Option<Vec<LaunchWaits>> {
-        Some(self.rendezvous.get()?.take_waits())
+        let waits = self.rendezvous.get()?.take_waits();
+        (!self.options.hides_waits).then_some(waits)
     }
 
-    /// Reports steps that have ended, which took `duration` each. Time in which this process waited
-    /// for others, `waited` in each step, is told apart.
-    pub fn steps_done(&self, steps: Range<u64>, duration: Duration, waited: Duration) {
-        let waited = waited.min(duration);
+    /// Reports steps that have ended, each with these times. A probe came before the first.
+    pub fn steps_done(&self, steps: Range<u64>, times: StepTimes) {
+        let mut probe = times.probe;
         for step in steps {
-            self.session.step_done(StepTimes { step, own: duration - waited, waited });
+            self.session.step_done(StepTimes { step, probe: probe.take(), ..times });
         }
     }
 

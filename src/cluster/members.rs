@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::messages::{self as wire, DirectiveKind, DirectiveRow, GenerationRow, PeerRow, SlowRow};
+use super::report::SlowCause;
 use super::roster::{HostPlace, index};
 
 /// A process of the generation.
@@ -54,6 +55,8 @@ pub struct SlowPeer {
     pub factor: f64,
     /// The first of the slow steps.
     pub since_step: u64,
+    /// What makes it slow.
+    pub cause: SlowCause,
     /// All of that for people.
     pub text: String,
 }
@@ -128,6 +131,7 @@ impl From<&SlowRow> for SlowPeer {
             host: row.host.clone(),
             factor: row.factor,
             since_step: row.since_step,
+            cause: SlowCause::from_code(row.cause),
             text: row.text.clone(),
         }
     }
@@ -140,6 +144,7 @@ impl SlowPeer {
             host: self.host.clone(),
             factor: self.factor,
             since_step: self.since_step,
+            cause: self.cause.code(),
             text: self.text.clone(),
         }
     }

@@ -41,7 +41,7 @@ pub use member::{Member, MemberError, MemberOptions};
 pub use members::{Directive, Formation, GenerationEnd, Peer, SlowPeer};
 pub use overseer::Overseer;
 pub use own_host::{Whereabouts, host_name, local_address};
-pub use report::{Phase, PhaseChange, Report, StepTimes, thin};
+pub use report::{Phase, PhaseChange, ProbeTime, Report, SlowCause, StepTimes, thin};
 pub use roster::{HostPlace, JobSize};
 pub use secret::{Secret, SecretError, random_bytes};
 pub use session::{

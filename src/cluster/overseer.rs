@@ -69,7 +69,7 @@ impl Overseer {
         let mut slow = vec![];
         for verdict in &verdicts {
             // Once for each, as long as it stays slow.
-            if let Verdict::Slow { who, factor, since_step } = verdict
+            if let Verdict::Slow { who, factor, since_step, cause } = verdict
                 // It may have fallen since it was found to be slow.
                 && *factor >= self.limits.slow_factor
                 && watched.named.insert(who.process_index)
@@ -79,6 +79,7 @@ impl Overseer {
                     host: who.name.host.clone(),
                     factor: *factor,
                     since_step: *since_step,
+                    cause: *cause,
                     text: verdict.to_string(),
                 });
             }

@@ -86,7 +86,7 @@ impl fmt::Display for Phase {
 }
 
 /// Where the time of a finished step went: `own + waited` is the whole step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
     /// Index of the step, from 0.
     pub step: u64,
@@ -94,6 +94,70 @@ pub struct StepTimes {
     pub own: Duration,
     /// Waiting for other processes.
     pub waited: Duration,
+    /// The part of `own` before the launch in which the process waited for its batch.
+    pub input: Duration,
+    /// The rest of `own` before the launch: the host was late for another reason.
+    pub host: Duration,
+    /// The plugin computes the collectives. Then `own` is no more than `input` and `host`: what the
+    /// devices of the process take is in `waited`, with what they wait for others.
+    pub hides_devices: bool,
+    /// What the devices took for the probe, a program without communication, if one came before the
+    /// step.
+    pub probe: Option<ProbeTime>,
+}
+
+/// The time of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeTime {
+    /// The mean of its launches.
+    pub mean: Duration,
+    /// The standard error of the mean.
+    pub error: Duration,
+}
+
+/// What makes a process slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlowCause {
+    /// It launches steps late, because its batches come late.
+    Input,
+    /// It launches steps late for another reason.
+    Host,
+    /// Its devices take longer.
+    Device,
+}
+
+impl SlowCause {
+    /// All causes, in the order of their codes.
+    pub const ALL: [Self; 3] = [Self::Input, Self::Host, Self::Device];
+
+    /// The name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Input => "input",
+            Self::Host => "host",
+            Self::Device => "device",
+        }
+    }
+
+    /// The number in messages between processes: 0 to 2.
+    pub fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// The cause with this code; of one of another version the host, which says least.
+    pub fn from_code(code: u32) -> Self {
+        let found = Self::ALL.into_iter().find(|cause| cause.code() == code);
+        found.unwrap_or(Self::Host)
+    }
+
+    /// What follows "slow: ...".
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Input => "its batches come late",
+            Self::Host => "its host launches steps late",
+            Self::Device => "its devices take longer",
+        }
+    }
 }
 
 /// The beginning of a phase.
@@ -132,7 +196,7 @@ pub struct Report {
 
 /// Reduces a list of steps, in order, to at most `max`. Steps of all processes must stay
 /// comparable, whenever each sends its report: so it keeps the multiples of a power of two, not the
-/// newest.
+/// newest, and those with a probe.
 pub fn thin(steps: &mut Vec<StepTimes>, max: usize) {
     let mut stride = 1;
     while steps.len() > max {
@@ -140,7 +204,7 @@ pub fn thin(steps: &mut Vec<StepTimes>, max: usize) {
             return steps.truncate(max);
         }
         stride *= 2;
-        steps.retain(|times| times.step % stride == 0);
+        steps.retain(|times| times.step % stride == 0 || times.probe.is_some());
     }
 }
 
@@ -151,7 +215,7 @@ mod tests {
     #[test]
     fn thinned_lists_of_two_processes_have_steps_in_common() {
         let list = |steps: std::ops::Range<u64>, max| {
-            let times = |step| StepTimes { step, own: Duration::ZERO, waited: Duration::ZERO };
+            let times = |step| StepTimes { step, ..StepTimes::default() };
             let mut list: Vec<_> = steps.map(times).collect();
             thin(&mut list, max);
             assert!(list.len() <= max);

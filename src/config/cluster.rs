@@ -36,6 +36,10 @@ pub struct ClusterConfig {
     /// carry. With `"plain"` only the handshake is TLS, so that no others than processes of the job
     /// get in, but who is on the way can read and change values: for private networks.
     pub links: LinkSecurity,
+    /// What is done about a host with a slow process: `"warn"` names it. `"replace"` also gives its
+    /// place to a spare, if one waits (`lockstep launch --spares`), after a checkpoint. The host is
+    /// a spare from then on. See [Several machines](cluster.md#slow-processes).
+    pub on_slow: OnSlow,
     /// A PEM file with the authority that has signed the coordinator's certificate, if it has one.
     /// Without, the coordinator proves by TLS that it has the token, as all others do.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,6 +77,17 @@ pub enum LinkSecurity {
     Tls,
     /// TLS for the handshake only.
     Plain,
+}
+
+/// What is done about a host with a slow process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnSlow {
+    /// It is named.
+    #[default]
+    Warn,
+    /// A spare takes its place.
+    Replace,
 }
 
 /// The longest `join_timeout_secs`.

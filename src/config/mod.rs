@@ -66,7 +66,7 @@ pub use arrays::{ArraysConfig, ChannelsDim};
 pub use batch::{BatchError, BatchSplit};
 pub use check::CheckConfig;
 pub use checkpoint::{CheckpointConfig, OBJECT_SCHEMES, OnDamaged};
-pub use cluster::{ClusterConfig, LinkSecurity};
+pub use cluster::{ClusterConfig, LinkSecurity, OnSlow};
 pub use data::{
     Cifar10Config, ClassificationConfig, DataConfig, DigitsConfig, IdxConfig, ImageFolderConfig,
     OnBroken, SyntheticConfig, SyntheticTokensConfig, TextConfig, TokenType, TokensConfig,

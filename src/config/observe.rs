@@ -33,6 +33,11 @@ pub struct ObserveConfig {
     /// [Outputs](outputs.md#gradient-noise-scale).
     #[schemars(extend("unit" = "steps"))]
     pub noise_scale_every: u64,
+    /// Steps between probes of several processes, which find devices that are slower than others:
+    /// each process times its work for one microbatch, eight times, without communication. 0 makes
+    /// none. See [Several machines](cluster.md#slow-processes).
+    #[schemars(extend("unit" = "steps"))]
+    pub probe_every_steps: u64,
     /// Answer `GET /metrics` at this address with the state of the run, for Prometheus and others
     /// that read OpenMetrics. Further processes on a host take the next ports. Everyone who reaches
     /// the address can read it. See [Outputs](outputs.md#prometheus).

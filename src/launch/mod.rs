@@ -46,6 +46,9 @@ pub mod variable {
     pub const TOKEN: &str = "LOCKSTEP_TOKEN";
     /// File with the authority of the coordinator's certificate.
     pub const TLS_CA: &str = "LOCKSTEP_TLS_CA";
+    /// With `1` a process of the CPU backend says nothing of its waits in collectives, as on an
+    /// accelerator, where it knows nothing of them. For tests of what is found without.
+    pub const HIDE_WAITS: &str = "LOCKSTEP_HIDE_WAITS";
     /// Process id of the supervisor.
     pub const SUPERVISOR: &str = "LOCKSTEP_SUPERVISOR";
 }

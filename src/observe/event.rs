@@ -107,6 +107,8 @@ pub struct SlowProcess {
     pub factor: f64,
     /// Index, from 0, of the first of the slow steps.
     pub since_step: u64,
+    /// What makes it slow: `input`, `host` or `device`.
+    pub cause: &'static str,
     /// All of that for people, with its process id and replicas.
     #[serde(skip)]
     pub text: String,

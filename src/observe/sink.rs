@@ -213,6 +213,7 @@ mod tests {
                     host: "a".to_owned(),
                     factor: 1.5,
                     since_step: step.step,
+                    cause: "input",
                     text: "process 7 is slow".to_owned(),
                 }));
             }
@@ -225,7 +226,10 @@ mod tests {
         assert!(sinks.flush().is_empty());
         let text = fs::read_to_string(dir.path().join(Jsonl::FILE)).unwrap();
         let slow = |step: u64| {
-            format!("[{{\"process_index\":7,\"host\":\"a\",\"factor\":1.5,\"since_step\":{step}}}]")
+            format!(
+                "[{{\"process_index\":7,\"host\":\"a\",\"factor\":1.5,\"since_step\":{step},\
+                 \"cause\":\"input\"}}]"
+            )
         };
         let expected = format!(
             "{{\"step\":0}}\n{{\"step\":1,\"wait_ms\":500.0,\"slow_processes\":{}}}\n\

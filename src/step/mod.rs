@@ -56,7 +56,7 @@ pub use signature::{
     MIN, NUM_SKIPPED, PART_SQUARES, REPLICA_LOSS, Results, SCORES, SEED, STEP, SUMS, Signature,
     SignatureError, WEIGHT, ema_path,
 };
-pub use train::{trace_grad, trace_loss, trace_step};
+pub use train::{trace_grad, trace_loss, trace_probe, trace_step};
 
 /// Why a step cannot be built.
 #[derive(Debug, thiserror::Error)]

@@ -49,6 +49,24 @@ pub fn trace_grad(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
     })?)
 }
 
+/// What devices compute for a microbatch, to measure them: the state without `opt_state`, seed,
+/// batch -> probe, a scalar that depends on the loss and on all gradients.
+///
+/// # Errors
+/// As [`trace_grad`].
+pub fn trace_probe(step: &DeclaredStep<'_>) -> Result<Graph, StepError> {
+    let types = without_optimizer(step.types());
+    step.finish(trace(step.mesh(), |t| {
+        let inputs = StepInputs::new(t, step, &types);
+        let gradients = gradients(step, &inputs);
+        let loss = gradients.loss.convert(DType::F32);
+        let specs = StateSection::Params.leaves(step.leaves());
+        let norm = global_norm(&gradients.mean, &specs);
+        let probe = norm.map_or(loss, |norm| loss + norm.convert(DType::F32));
+        t.output_varying("probe", probe, step.spec.own_axes());
+    })?)
+}
+
 /// One step of training: state, seed, batch, learning rate -> state, metrics, replica_loss.
 ///
 /// The state's buffers are donated to the next state. If the loss, the norm of the gradients or any

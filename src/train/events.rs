@@ -18,6 +18,8 @@ pub(super) struct DueSteps {
     checkpoint_every: u64,
     /// `true` if the best state is saved.
     saves_best: bool,
+    /// Steps between probes of the devices; 0 for none.
+    probe_every: u64,
     /// Steps from one outer step to the next, 1 if replicas meet in each step.
     outer_every: u64,
     /// The steps that are launched alone.
@@ -33,6 +35,8 @@ pub(super) struct Due {
     pub evaluation: bool,
     /// A checkpoint.
     pub checkpoint: bool,
+    /// A probe of the devices.
+    pub probe: bool,
 }
 
 impl DueSteps {
@@ -43,6 +47,7 @@ impl DueSteps {
             proof_every: config.train.check_lockstep_every,
             eval_every: config.train.eval_every,
             checkpoint_every: config.checkpoint.every_steps,
+            probe_every: config.observe.probe_every_steps,
             saves_best: config.checkpoint.keep_best,
             outer_every: config.sync.every,
             observed: ObservedSteps::new(&config.observe),
@@ -79,7 +84,8 @@ impl DueSteps {
         // An evaluation may be followed by a checkpoint.
         let may_save = checkpoint || evaluation && self.saves_best;
         let proof = is_at(self.proof_every) || may_save && self.has_proofs();
-        Due { proof, evaluation, checkpoint }
+        let probe = is_at(self.probe_every) && !is_last;
+        Due { proof, evaluation, checkpoint, probe }
     }
 
     /// The steps of each launch from `first` on, of at most `steps_per_launch` steps: something is
@@ -90,7 +96,8 @@ impl DueSteps {
         steps_per_launch: u64,
     ) -> impl Iterator<Item = Range<u64>> + Send + use<> {
         let outer = if self.outer_every > 1 { self.outer_every } else { 0 };
-        let stops = [self.proof_every, self.eval_every, self.checkpoint_every, outer];
+        let Self { proof_every, eval_every, checkpoint_every, probe_every, .. } = *self;
+        let stops = [proof_every, eval_every, checkpoint_every, probe_every, outer];
         let (observed, total_steps) = (self.observed, self.total_steps);
         let stops = [&stops[..], &observed.stops()].concat();
         launches(first..total_steps, steps_per_launch, &stops).flat_map(move |launch| {
@@ -128,6 +135,7 @@ mod tests {
                 eval_every,
                 checkpoint_every: 0,
                 saves_best: false,
+                probe_every: 0,
                 outer_every: 1,
                 observed: ObservedSteps::default(),
             };
@@ -147,6 +155,7 @@ mod tests {
             eval_every: 10,
             checkpoint_every: 0,
             saves_best: false,
+            probe_every: 0,
             outer_every: 5,
             observed: ObservedSteps::default(),
         };
@@ -163,6 +172,7 @@ mod tests {
             eval_every: 0,
             checkpoint_every: 0,
             saves_best: false,
+            probe_every: 0,
             outer_every: 1,
             observed: ObservedSteps { layers_every: 10, ..ObservedSteps::default() },
         };
@@ -185,6 +195,7 @@ mod tests {
                 eval_every,
                 checkpoint_every: 6,
                 saves_best: true,
+                probe_every: 0,
                 outer_every: 1,
                 observed: ObservedSteps::default(),
             };

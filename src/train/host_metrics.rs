@@ -16,6 +16,10 @@ pub(super) struct LaunchTimes {
     /// From the end of the previous launch until this one was launched: zero if it was launched
     /// ahead.
     pub delay: Duration,
+    /// The same until the plugin had taken it, which may run it on this thread meanwhile.
+    pub taken_after: Duration,
+    /// The part of `delay` in which the loop waited for its batch.
+    pub input: Duration,
     /// The host's work to launch it.
     pub host: Duration,
     /// Time that the loop waited for its batch.
@@ -125,6 +129,8 @@ mod tests {
             num_steps: 2,
             total: ms(10),
             delay: ms(4),
+            taken_after: ms(4),
+            input: ms(0),
             host: ms(2),
             data_wait: ms(0),
             collective_wait: Some(ms(6)),

@@ -15,10 +15,11 @@ use super::checkpoints::Saver;
 use super::events::{Due, DueSteps};
 use super::host_metrics::LaunchTimes;
 use super::nonfinite::SkippedUpdates;
+use super::probe::DeviceProbe;
 use super::processes::{Agreed, Agreement, Processes};
 use super::recorder::Recorder;
 use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Trainer};
-use crate::cluster::{LaunchWaits, Phase};
+use crate::cluster::{LaunchWaits, Phase, ProbeTime};
 use crate::data::{Prefetch, Prefetched, TrainBatches};
 use crate::observe::LaunchSpans;
 use crate::pjrt;
@@ -51,6 +52,10 @@ pub(super) struct Loop<'a> {
     ended: Vec<EndedLaunch>,
     /// When the previous launch ended, or what was done after it.
     last_end: Instant,
+    /// The program of probes, from the first on.
+    probe: Option<DeviceProbe>,
+    /// The time of a probe that has not been reported.
+    probed: Option<ProbeTime>,
     skipped: SkippedUpdates,
     /// `true` after the first launch.
     has_recorded: bool,
@@ -109,6 +114,8 @@ impl<'a> Loop<'a> {
             unrecorded,
             ended: vec![],
             last_end,
+            probe: None,
+            probed: None,
             skipped,
             has_recorded: false,
             saver,
@@ -167,6 +174,9 @@ impl<'a> Loop<'a> {
             self.record_all_but(if due == Due::default() { MAX_UNRECORDED } else { 0 })?;
             if due.proof {
                 self.prove()?;
+            }
+            if due.probe {
+                self.probe()?;
             }
             if due.evaluation {
                 eval_loss = self.evaluate()?;
@@ -284,16 +294,27 @@ impl<'a> Loop<'a> {
             let end = end.get().unwrap_or_else(Instant::now);
             let last_end = std::mem::replace(&mut self.last_end, end);
             let (total, num_steps) = (end.saturating_duration_since(last_end), results.len());
-            let delay = launched.saturating_duration_since(last_end);
+            let delay = launched.start.saturating_duration_since(last_end);
+            let taken_after = launched.end.saturating_duration_since(last_end);
             let first = results.first().map_or(0, |result| result.step);
-            self.processes.steps_done(first..first + num_steps as u64, total, collective_wait);
-            let times = LaunchTimes { num_steps, total, delay, host, data_wait, collective_wait };
+            let input = begun.saturating_duration_since(last_end).min(data_wait).min(delay);
+            let times = LaunchTimes {
+                num_steps,
+                total,
+                delay,
+                taken_after,
+                input,
+                host,
+                data_wait,
+                collective_wait,
+            };
+            self.processes.steps_done(first, &times, self.probed.take());
             let (waits, waited_for) = by_process(waits.unwrap_or_default());
             let spans = LaunchSpans {
                 data: begun.checked_sub(data_wait).unwrap_or(begun)..begun,
                 host: begun..begun + host,
                 whole: last_end.min(end)..end,
-                compute: launched.max(last_end).min(end)..end,
+                compute: launched.start.max(last_end).min(end)..end,
                 waits,
                 waited_for,
             };
@@ -390,6 +411,27 @@ impl<'a> Loop<'a> {
         self.trainer.prove_among(self.processes)?;
         drop(waiting);
         self.recorder.lockstep_proved(self.trainer.steps_taken(), begun.elapsed());
+        self.start_step_clock();
+        Ok(())
+    }
+
+    /// Times the devices of each process without communication, if there are several.
+    fn probe(&mut self) -> Result<(), Error> {
+        if self.processes.member().is_none() {
+            return Ok(());
+        }
+        let probe = match self.probe.take() {
+            Some(probe) => probe,
+            None => {
+                self.processes.phase(Phase::Compile, self.trainer.steps_taken());
+                DeviceProbe::new(self.trainer, self.run, self.job.model)?
+            }
+        };
+        self.processes.phase(Phase::Compute, self.trainer.steps_taken());
+        let probed = probe.time(self.trainer.state())?;
+        tracing::debug!(mean = ?probed.mean, error = ?probed.error, "probe");
+        self.probed = Some(probed);
+        self.probe = Some(probe);
         self.start_step_clock();
         Ok(())
     }

@@ -24,6 +24,7 @@ mod nonfinite;
 mod objective;
 mod observed;
 pub mod params_file;
+mod probe;
 mod processes;
 pub mod profile;
 mod programs;

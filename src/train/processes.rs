@@ -1,15 +1,17 @@
 //! The processes of a run: what one of them decides for all, and what they agree on while it runs.
 
 use std::fs;
-use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::host_metrics::LaunchTimes;
 use super::{Error, Stop};
-use crate::cluster::{GenerationEnd, LaunchWaits, Member, Phase, Session, SlowPeer, Wish};
+use crate::cluster::{
+    GenerationEnd, LaunchWaits, Member, Phase, ProbeTime, Session, SlowPeer, StepTimes, Wish,
+};
 use crate::observe::{FailedGeneration, GenerationStart, StartupSpans, Summary, Waiting, say};
 use crate::pjrt::{Placement, Process};
 
@@ -139,14 +141,33 @@ impl<'a> Processes<'a> {
         self.session().map_or_else(Vec::new, Session::take_slow)
     }
 
-    /// Reports steps that have ended, the time of all of them, and how long this process waited for
-    /// others in them, if it knows.
-    pub fn steps_done(&self, steps: Range<u64>, duration: Duration, waited: Option<Duration>) {
-        if let Some(member) = self.member {
-            let num_steps = (steps.end - steps.start).max(1) as u32;
-            let waited = waited.unwrap_or_default();
-            member.steps_done(steps, duration / num_steps, waited / num_steps);
-        }
+    /// Reports the steps of a launch that has ended, from `first` on, and the time of the probe
+    /// before it.
+    ///
+    /// Where the plugin computes the collectives, a process cannot tell what its devices take from
+    /// what they wait for others. But steps end together, and are launched ahead: the time from the
+    /// end of one to the launch of the next is the process's own.
+    pub fn steps_done(&self, first: u64, times: &LaunchTimes, probe: Option<ProbeTime>) {
+        let Some(member) = self.member else { return };
+        let LaunchTimes { num_steps, total, input, collective_wait, .. } = *times;
+        let (delay, own) = match collective_wait {
+            Some(waited) => (times.delay, total.saturating_sub(waited)),
+            None => (times.taken_after, times.taken_after),
+        };
+        let own = own.min(total);
+        let delay = delay.min(own);
+        let input = input.min(delay);
+        let each = |time: Duration| time / num_steps.max(1) as u32;
+        let times = StepTimes {
+            step: first,
+            own: each(own),
+            waited: each(total - own),
+            input: each(input),
+            host: each(delay - input),
+            hides_devices: collective_wait.is_none(),
+            probe,
+        };
+        member.steps_done(first..first + num_steps as u64, times);
     }
 
     /// The decision of the first process. The others wait for it.

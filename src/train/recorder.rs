@@ -191,8 +191,9 @@ impl Recorder {
 
     /// Records that a process is slow.
     pub fn process_slow(&mut self, slow: SlowPeer) {
-        let SlowPeer { process_index, host, factor, since_step, text } = slow;
-        let slow = SlowProcess { process_index, host, factor, since_step, text };
+        let SlowPeer { process_index, host, factor, since_step, cause, text } = slow;
+        let cause = cause.name();
+        let slow = SlowProcess { process_index, host, factor, since_step, cause, text };
         self.sinks.send(&RunEvent::ProcessSlow(slow));
     }
 

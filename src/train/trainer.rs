@@ -1,6 +1,7 @@
 //! `Trainer`: the state on the devices, and the programs that act on it.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -63,7 +64,7 @@ pub struct PendingSteps {
     layer_counts: Option<Buffers>,
     part_squares: Option<Buffers>,
     done: Completion,
-    launched: Instant,
+    launched: Range<Instant>,
     end: EndTime,
     /// Inputs and donated buffers of the steps, kept until they have ended.
     _inputs: (DeviceBatch, Buffers, Vec<Buffers>),
@@ -75,9 +76,9 @@ impl PendingSteps {
         Ok(self.done.wait()?)
     }
 
-    /// When they were launched, and when they end.
-    pub(super) fn times(&self) -> (Instant, EndTime) {
-        (self.launched, self.end.clone())
+    /// From when to when the plugin took them, and when they end.
+    pub(super) fn times(&self) -> (Range<Instant>, EndTime) {
+        (self.launched.clone(), self.end.clone())
     }
 }
 
@@ -387,12 +388,13 @@ impl Trainer {
         let placement = program.executable.placement();
         let rate = self.client.upload_on(placement, &replicated(rate, placement))?;
         let leaves = self.state.take().into_iter().map(Arg::Donate);
-        let launched = Instant::now();
+        let begun = Instant::now();
         let NamedLaunch { mut results, done, spent } = program.call(leaves, |name| match name {
             SEED => Some(Arg::Borrow(&self.seed)),
             LEARNING_RATE => Some(Arg::Borrow(&rate)),
             field => batch.arg(field),
         })?;
+        let launched = begun..Instant::now();
         let (metrics, replica_loss) = (results.take(METRICS_OUTPUT)?, results.take(REPLICA_LOSS)?);
         // Most programs have none.
         let layer_norms = results.take(LAYER_NORMS).ok();

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use lockstep::cluster::{
     AgreedWish, Cause, Contact, Coordinator, CoordinatorOptions, Directive, Error, HeldProcesses,
-    HostPlace, JobChange, JobSize, JoinOptions, Phase, Report, Secret, Session, SlowPeer,
-    StepTimes, SupervisorOptions, SupervisorSession, Watcher, Wish,
+    HostPlace, JobChange, JobSize, JoinOptions, Phase, Report, Secret, Session, SlowCause,
+    SlowPeer, StepTimes, SupervisorOptions, SupervisorSession, Watcher, Wish,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -84,6 +84,7 @@ impl Cluster {
             host: format!("host{process_index}"),
             data_address: format!("127.0.0.1:{process_index}"),
             program: vec![("binary".to_owned(), "b".to_owned())],
+            replaces_slow: false,
             deadline: 10 * SECOND,
             missing: Arc::default(),
         }
@@ -180,6 +181,7 @@ fn only_the_first_process_hears_who_is_slow() {
         host: "host1".to_owned(),
         factor: 1.5,
         since_step,
+        cause: SlowCause::Input,
         text: "process 1 is slow".to_owned(),
     };
     let coordinator = cluster.coordinator.as_ref().unwrap();
@@ -419,7 +421,7 @@ fn reports_arrive() {
     session.set_phase(Phase::Compile, 0);
     session.set_phase(Phase::Compute, 1);
     session.set_waits_for(&[0]);
-    session.step_done(StepTimes { step: 0, own: SECOND, waited: Duration::ZERO });
+    session.step_done(StepTimes { own: SECOND, ..StepTimes::default() });
     let reports = || cluster.log.reports.lock().unwrap();
     wait_for("a report", || reports().iter().any(|report| !report.steps.is_empty()));
     let all: Vec<_> = reports().clone();

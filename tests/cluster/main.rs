@@ -6,6 +6,7 @@
 //! - `hosts`: two hosts, whose network is cut and whose supervisors are killed
 //! - `elastic`: hosts that come, leave and are killed, and the same curve
 //! - `coordinator`: the coordinator and its sessions, without processes
+//! - `slow`: processes that are late or have slow devices
 //! - `standalone`: a coordinator on its own, killed and started again
 //! - `chaos`: events of every kind in a row; `LOCKSTEP_NUM_EVENTS` and `LOCKSTEP_SEED` set how many
 //!   and which
@@ -18,6 +19,7 @@ mod coordinator;
 mod elastic;
 mod failures;
 mod hosts;
+mod slow;
 mod standalone;
 
 use std::fs::{self, File};

@@ -127,7 +127,7 @@ impl Shared {
 
     /// Names a slow process of the running generation.
     pub fn name_slow(&self, peer: &SlowPeer) {
-        self.with_job(|_, job| job.membership.slow.push(peer.to_row()));
+        self.with_job(|now, job| job.name_slow(now, peer));
         self.notify(&Topic::Job);
     }
 
@@ -250,6 +250,9 @@ impl Shared {
             Ask::Heartbeat(heartbeat) => self.heartbeat(caller, &heartbeat),
             Ask::Watch(watch) => {
                 let wait = Duration::from_millis(watch.wait_ms);
+                if process_index == 0 {
+                    self.with_job(|_, job| job.replaces_slow = watch.replaces_slow);
+                }
                 // The first process reports about the run.
                 let num_known = match process_index {
                     0 => usize::try_from(watch.num_known_slow).unwrap_or(usize::MAX),

@@ -55,6 +55,10 @@ pub struct Supervisor {
     is_leaving: bool,
     /// It has taken part in a step.
     has_trained: bool,
+    /// How often one of its processes was slow, where that costs a host its place.
+    num_strikes: u32,
+    /// A spare takes its place in the next generation.
+    is_replaced: bool,
     /// Why it was removed from the job.
     refused: Option<String>,
     /// Its place in the generation that started last, if it has one.
@@ -88,6 +92,8 @@ impl Supervisor {
             is_lost: false,
             is_leaving: false,
             has_trained: false,
+            num_strikes: 0,
+            is_replaced: false,
             refused: None,
             place: None,
             has_ended: vec![true; num_local],
@@ -260,6 +266,12 @@ impl Supervision {
                 HostChange::Other(format!("leaving: {leaving}"))
             }));
         }
+        if let Some(slow) = has_place.clone().find(|host| host.is_replaced)
+            && let Some(spare) = self.spare_for(slow)
+        {
+            let why = format!("slow: host {}; host {} takes its place", slow.host, spare.host);
+            return Some(HostChange::Other(why));
+        }
         let has_settled = now >= self.changed + SETTLE;
         let can_grow = possible.is_some_and(|possible| possible > number)
             && has_place.clone().all(Supervisor::is_there);
@@ -273,6 +285,31 @@ impl Supervision {
         for host in self.hosts.iter_mut().filter(|host| host.place.is_some()) {
             host.has_trained = true;
         }
+    }
+
+    /// A process is slow: a spare that was so less often takes the place of its host. `false` if
+    /// there is none; the host is behind spares all the same when the next generation starts.
+    pub fn replace(&mut self, process_index: usize) -> bool {
+        let is_it = |host: &Supervisor| host.processes().contains(&process_index);
+        let Some(slow) = self.hosts.iter().position(is_it) else { return false };
+        if self.hosts[slow].is_replaced {
+            // For another of its processes.
+            return true;
+        }
+        self.hosts[slow].num_strikes += 1;
+        self.hosts[slow].is_replaced = self.spare_for(&self.hosts[slow]).is_some();
+        self.hosts[slow].is_replaced
+    }
+
+    /// The spare that may take the place of a slow host.
+    fn spare_for(&self, slow: &Supervisor) -> Option<&Supervisor> {
+        let spares = self.hosts.iter().filter(|host| {
+            host.place.is_none()
+                && host.can_take_part()
+                && host.num_local == slow.num_local
+                && host.num_strikes < slow.num_strikes
+        });
+        spares.min_by_key(|host| host.num_strikes)
     }
 
     /// Removes the host of a process that cannot take part, if the host is new and the others are
@@ -318,15 +355,18 @@ impl Supervision {
 
     /// A generation starts, with all its processes. Returns the number of them.
     pub fn start(&mut self) -> usize {
-        let num_hosts = self.num_used().unwrap_or(0);
         // One that comes back later registers again.
         self.hosts.retain(Supervisor::can_take_part);
+        // Those that were slow come last, and otherwise the order stays.
+        self.hosts.sort_by_key(|host| host.num_strikes);
+        let num_hosts = self.num_used().unwrap_or(0);
         let num_processes = self.hosts.iter().take(num_hosts).map(|host| host.num_local).sum();
         let mut first_process = 0;
         for (index, host) in self.hosts.iter_mut().enumerate() {
             let is_used = index < num_hosts;
             host.place = is_used.then_some(HostPlace { first_process, num_processes, num_hosts });
             host.has_ended.fill(!is_used);
+            host.is_replaced = false;
             first_process += host.num_local;
         }
         num_processes

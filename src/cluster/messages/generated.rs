@@ -193,6 +193,22 @@ pub struct StepRow {
     pub own_us: u64,
     #[prost(uint64, tag = "3")]
     pub waited_us: u64,
+    /// Of `own_us`: it was launched late because its batch was.
+    #[prost(uint64, tag = "4")]
+    pub input_us: u64,
+    /// Of `own_us`: it was launched late for another reason.
+    #[prost(uint64, tag = "5")]
+    pub host_us: u64,
+    /// `own_us` is no more than these two: what the devices of the process take is in `waited_us`,
+    /// and cannot be told from what they wait for others.
+    #[prost(bool, tag = "6")]
+    pub hides_devices: bool,
+    /// What the probe took that came before the step; 0 if there was none.
+    #[prost(uint64, tag = "7")]
+    pub probe_us: u64,
+    /// The standard error of that.
+    #[prost(uint64, tag = "8")]
+    pub probe_error_us: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ChangeRow {
@@ -211,6 +227,9 @@ pub struct Watch {
     /// Those that were named before.
     #[prost(uint64, tag = "2")]
     pub num_known_slow: u64,
+    /// The place of a host that is named slow is given to a spare.
+    #[prost(bool, tag = "3")]
+    pub replaces_slow: bool,
 }
 /// The caller cannot go on.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -492,6 +511,9 @@ pub struct SlowRow {
     pub since_step: u64,
     #[prost(string, tag = "5")]
     pub text: ::prost::alloc::string::String,
+    /// See `SlowCause`.
+    #[prost(uint32, tag = "6")]
+    pub cause: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FoundValue {

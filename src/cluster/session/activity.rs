@@ -125,8 +125,6 @@ fn push<T>(rows: &mut VecDeque<T>, row: T) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -135,7 +133,7 @@ mod tests {
         for step in 0..1000 {
             progress.set_phase(Phase::Data, step);
             progress.set_phase(Phase::Data, step);
-            progress.step_done(StepTimes { step, own: Duration::ZERO, waited: Duration::ZERO });
+            progress.step_done(StepTimes { step, ..StepTimes::default() });
         }
         progress.set_waits_for(&[3]);
         let (report, taken) = progress.take(2);

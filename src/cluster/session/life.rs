@@ -56,6 +56,8 @@ pub struct Life {
     end: watch::Sender<Option<String>>,
     callbacks: Mutex<Vec<Callback>>,
     slow: Mutex<NamedSlow>,
+    /// As in [`JoinOptions`](super::JoinOptions).
+    replaces_slow: bool,
 }
 
 /// Processes that were named slow.
@@ -81,7 +83,12 @@ struct Course {
 }
 
 impl Life {
-    pub fn new(connection: Connection, join: wire::Join, joined: &wire::Joined) -> Self {
+    pub fn new(
+        connection: Connection,
+        join: wire::Join,
+        joined: &wire::Joined,
+        replaces_slow: bool,
+    ) -> Self {
         let heartbeat = Duration::from_millis(joined.heartbeat_ms.max(1));
         let max_ahead = (2 * heartbeat).min(MAX_AHEAD);
         let boundaries = Boundaries::new(MIN_AHEAD.min(max_ahead), max_ahead);
@@ -104,6 +111,7 @@ impl Life {
             end: watch::Sender::new(None),
             callbacks: Mutex::default(),
             slow: Mutex::default(),
+            replaces_slow,
         }
     }
 
@@ -405,7 +413,8 @@ impl Life {
 
     async fn watch(&self) -> Result<(), CallError> {
         let num_known_slow = lock(&self.slow).num_known as u64;
-        let ask = Ask::Watch(wire::Watch { wait_ms: wire::millis(WATCH), num_known_slow });
+        let (wait_ms, replaces_slow) = (wire::millis(WATCH), self.replaces_slow);
+        let ask = Ask::Watch(wire::Watch { wait_ms, num_known_slow, replaces_slow });
         let before = lock(&self.course).coordinator;
         let answer = self.connection.call(ask, WATCH + self.dead_after).await?;
         self.heard();

@@ -63,6 +63,8 @@ pub struct JoinOptions {
     /// Names and values in which all processes must agree, e.g. digests of binary and
     /// configuration.
     pub program: Vec<(String, String)>,
+    /// The place of a host that is named slow is given to a spare: what the first process says.
+    pub replaces_slow: bool,
     /// All processes must have joined within this time.
     pub deadline: Duration,
     /// Set to who is missing, in words, while this process waits.
@@ -110,7 +112,7 @@ impl Session {
     /// # Errors
     /// If nobody answers, this process is refused, or not all join in time.
     pub fn join(options: JoinOptions) -> Result<Self, Error> {
-        let process_index = options.process_index;
+        let (process_index, replaces_slow) = (options.process_index, options.replaces_slow);
         let (connection, identity, joined) = block(async move {
             let deadline = options.deadline;
             let began = awake::now();
@@ -119,7 +121,7 @@ impl Session {
             Ok((connection, identity, joined))
         })?;
         let peers = wire::PeerRows::decode(&*joined.peers).map_err(|_| unexpected())?;
-        let life = Arc::new(Life::new(connection, identity, &joined));
+        let life = Arc::new(Life::new(connection, identity, &joined, replaces_slow));
         let tasks = life::spawn(&life)?;
         Ok(Self(Arc::new(Handle {
             life,

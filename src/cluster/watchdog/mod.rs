@@ -1,11 +1,10 @@
-//! Who is dead, stuck or slow, from the reports of the workers. Slow ones are found on the CPU
-//! backend only: elsewhere the plugin waits for the others inside its collectives, and the steps of
-//! all take equally long.
+//! Who is dead, stuck or slow, from the reports of the workers.
 //!
 //! Nothing here reads a clock or does IO: reports and times are passed in, so tests simulate hours
 //! in milliseconds.
 
 mod limits;
+mod probe;
 mod screen;
 mod slow;
 mod stuck;
@@ -128,6 +127,7 @@ impl Watchdog {
             who: self.who(&self.last[index].reported),
             factor: slowness.factor,
             since_step: slowness.since_step,
+            cause: slowness.cause,
         }));
         found
     }

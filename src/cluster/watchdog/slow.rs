@@ -21,12 +21,26 @@
 //! shows in it, so a process is named by it only when nearly all of the last twelve such groups
 //! show it: pauses by chance do not.
 //!
+//! Where the plugin computes the collectives, nobody knows what the devices of one process take:
+//! the own time is the time by which it launches late. That is nearly zero in most steps, so its
+//! multiples say nothing; what counts is how much longer it makes the step. All processes get the
+//! same time of devices: that of the step, from the last launch on. And launches are enqueued
+//! ahead, so that a process that stalls shows in one step of several: batches are summarized by
+//! their sums, not by medians. Noise is what occurs in nearly all batches of processes that are
+//! not slow.
+//!
+//! What devices take shows in *probes*, a program without communication that each process times now
+//! and then: see [`ProbeTest`].
+//!
 //! The median of *one* other process does not tell which of the two has changed. So in a job of
 //! two, a process that was once as fast as the other must also be slower than it was then.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::iter::Sum;
+use std::ops::Add;
 
-use crate::cluster::report::StepTimes;
+use super::probe::ProbeTest;
+use crate::cluster::report::{SlowCause, StepTimes};
 
 /// Steps at the beginning that are ignored: caches are cold.
 const WARM_UP: usize = 2;
@@ -56,6 +70,8 @@ const ENOUGH: usize = 16;
 const ERRORS: f64 = 6.0;
 /// The level's standard error, in standard deviations of a batch: the median of four normal values.
 const LEVEL_ERROR: f64 = 0.546;
+/// Where only lateness is known, a level must exceed what occurs in nearly all batches this often.
+const LATE: f64 = 2.0;
 /// A level must exceed the median of the others' by this many standard deviations.
 const OUTLIER: f64 = 3.0;
 /// Standard deviations per median absolute deviation, for normal values.
@@ -63,7 +79,7 @@ const NORMAL: f64 = 1.4826;
 /// The 90th percentile of the distance of normal values from their median, in standard deviations.
 const NORMAL_90: f64 = 1.645;
 /// A process below this factor is not slow any more, and a pair below it is balanced.
-const BALANCED: f64 = 1.15;
+pub(super) const BALANCED: f64 = 1.15;
 /// Seconds added to both times that are compared, so that the jitter of very short steps does not
 /// count.
 const NEGLIGIBLE: f64 = 0.2e-3;
@@ -77,6 +93,8 @@ pub struct Slowness {
     pub factor: f64,
     /// The first of the slow steps.
     pub since_step: u64,
+    /// The part of its time by which it exceeds the others.
+    pub cause: SlowCause,
 }
 
 /// The steps of all processes, and who is slow.
@@ -88,19 +106,38 @@ pub struct SlowTest {
     /// Complete steps since the beginning.
     num_steps: usize,
     /// Complete steps of the current batch: the step, and the own times of all processes.
-    batch: Vec<(u64, Vec<f32>)>,
+    batch: Vec<Complete>,
     /// Batches of the current group, and its first step.
     num_batches: usize,
     group_since: u64,
     processes: Vec<Past>,
+    /// The plugin computes the collectives.
+    hides_devices: bool,
+    probes: ProbeTest,
 }
 
 /// A step that some processes have not reported.
 #[derive(Debug)]
 struct Pending {
-    /// Own times in seconds; NaN where missing.
-    owns: Vec<f32>,
+    reported: Vec<Option<StepTimes>>,
     num_missing: usize,
+}
+
+/// A step that all processes have reported.
+#[derive(Debug)]
+struct Complete {
+    step: u64,
+    owns: Vec<Own>,
+    /// The plugin computes the collectives.
+    hides_devices: bool,
+}
+
+/// What a process itself takes, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Own {
+    input: f32,
+    host: f32,
+    device: f32,
 }
 
 /// What is known of a process.
@@ -111,7 +148,7 @@ struct Past {
     /// Own times while it was as fast as the others, in seconds per step.
     balanced: VecDeque<f64>,
     /// The sum of its own times in the current group.
-    sum: f32,
+    sum: Own,
     /// Groups, with the sums of own times.
     groups: VecDeque<Batch>,
     slow: Option<Slowness>,
@@ -126,6 +163,8 @@ struct Batch {
     value: f64,
     /// The median of the own times, in seconds.
     own: f64,
+    /// Their sum.
+    sum: Own,
 }
 
 impl SlowTest {
@@ -139,6 +178,8 @@ impl SlowTest {
             num_batches: 0,
             group_since: 0,
             processes: vec![Past::default(); num_processes],
+            hides_devices: false,
+            probes: ProbeTest::new(num_processes, min_factor),
         }
     }
 
@@ -148,17 +189,17 @@ impl SlowTest {
         let mut num_complete = 0;
         for times in steps {
             let step = self.pending.entry(times.step).or_insert_with(|| Pending {
-                owns: vec![f32::NAN; num_processes],
+                reported: vec![None; num_processes],
                 num_missing: num_processes,
             });
-            let Some(own) = step.owns.get_mut(process_index) else { return num_complete };
-            step.num_missing -= usize::from(own.is_nan());
-            *own = times.own.as_secs_f32();
+            let Some(of) = step.reported.get_mut(process_index) else { return num_complete };
+            step.num_missing -= usize::from(of.is_none());
+            *of = Some(*times);
             if step.num_missing == 0 {
-                let owns = std::mem::take(&mut step.owns);
+                let reported = step.reported.iter_mut().filter_map(Option::take).collect();
                 // Processes report in order: what is missing of earlier steps will not come.
                 self.pending = self.pending.split_off(&times.step.saturating_add(1));
-                self.complete(times.step, owns);
+                self.complete(times.step, reported);
                 num_complete += 1;
             }
             if self.pending.len() > MAX_PENDING {
@@ -170,15 +211,24 @@ impl SlowTest {
 
     /// The slow processes, in order.
     pub fn slow(&self) -> impl Iterator<Item = (usize, Slowness)> {
-        self.processes.iter().enumerate().filter_map(|(index, past)| Some((index, past.slow?)))
+        let of = |(index, past): (usize, &Past)| {
+            Some((index, past.slow.or_else(|| self.probes.slow(index))?))
+        };
+        self.processes.iter().enumerate().filter_map(of)
     }
 
-    fn complete(&mut self, step: u64, owns: Vec<f32>) {
+    fn complete(&mut self, step: u64, reported: Vec<StepTimes>) {
         self.num_steps += 1;
-        if self.num_steps <= WARM_UP || self.processes.len() < 2 {
+        if self.processes.len() < 2 {
             return;
         }
-        self.batch.push((step, owns));
+        if let Some(probes) = reported.iter().map(|times| times.probe).collect() {
+            self.probes.receive(step, probes);
+        }
+        if self.num_steps <= WARM_UP {
+            return;
+        }
+        self.batch.push(Complete::of(step, &reported));
         if self.batch.len() == BATCH {
             let batch = std::mem::take(&mut self.batch);
             self.close(&batch);
@@ -187,25 +237,30 @@ impl SlowTest {
     }
 
     /// Summarizes four steps.
-    fn close(&mut self, steps: &[(u64, Vec<f32>)]) {
-        let sorted: Vec<Vec<f32>> = steps
-            .iter()
-            .map(|(_, owns)| {
-                let mut sorted = owns.clone();
-                sorted.sort_by(f32::total_cmp);
-                sorted
-            })
-            .collect();
-        let first_step = steps.first().map_or(0, |(step, _)| *step);
+    fn close(&mut self, steps: &[Complete]) {
+        self.hides_devices = steps.iter().any(|step| step.hides_devices);
+        let num_processes = self.processes.len();
+        let sum = |index: usize| steps.iter().map(|step| step.owns[index]).sum();
+        let sums: Vec<Own> = (0..num_processes).map(sum).collect();
+        let rows: Vec<Vec<f32>> = match self.hides_devices {
+            true => vec![sums.iter().map(|sum| sum.total() / steps.len() as f32).collect()],
+            false => {
+                let totals = |step: &Complete| step.owns.iter().map(|own| own.total()).collect();
+                steps.iter().map(totals).collect()
+            }
+        };
+        let sorted: Vec<Vec<f32>> = rows.iter().map(|row| sorted(row.clone())).collect();
+        let first_step = steps.first().map_or(0, |complete| complete.step);
         for (index, past) in self.processes.iter_mut().enumerate() {
-            let ratios = steps.iter().zip(&sorted).map(|((_, owns), sorted)| {
-                let own = f64::from(owns[index]);
-                ((own + NEGLIGIBLE) / (median_of_others(sorted, owns[index]) + NEGLIGIBLE)).ln()
+            let ratios = rows.iter().zip(&sorted).map(|(row, sorted)| {
+                let own = f64::from(row[index]);
+                ((own + NEGLIGIBLE) / (median_of_others(sorted, row[index]) + NEGLIGIBLE)).ln()
             });
             let value = median(ratios.collect());
-            let own = median(steps.iter().map(|(_, owns)| f64::from(owns[index])).collect());
-            keep(&mut past.batches, Batch { first_step, value, own }, HISTORY);
-            past.sum += steps.iter().map(|(_, owns)| owns[index]).sum::<f32>();
+            let own = median(rows.iter().map(|row| f64::from(row[index])).collect());
+            let sum = sums[index];
+            keep(&mut past.batches, Batch { first_step, value, own, sum }, HISTORY);
+            past.sum = past.sum + sum;
         }
         if self.num_batches == 0 {
             self.group_since = first_step;
@@ -219,15 +274,15 @@ impl SlowTest {
 
     /// Compares the sums of a group.
     fn close_group(&mut self) {
-        let mut sorted: Vec<f32> = self.processes.iter().map(|past| past.sum).collect();
-        sorted.sort_by(f32::total_cmp);
+        let sorted = sorted(self.processes.iter().map(|past| past.sum.total()).collect());
         let negligible = NEGLIGIBLE * (BATCH * GROUP) as f64;
         for past in &mut self.processes {
             let sum = std::mem::take(&mut past.sum);
-            let others = median_of_others(&sorted, sum);
-            let value = ((f64::from(sum) + negligible) / (others + negligible)).ln();
-            let own = f64::from(sum) / (BATCH * GROUP) as f64;
-            keep(&mut past.groups, Batch { first_step: self.group_since, value, own }, GROUPS);
+            let total = f64::from(sum.total());
+            let others = median_of_others(&sorted, sum.total());
+            let value = ((total + negligible) / (others + negligible)).ln();
+            let own = total / (BATCH * GROUP) as f64;
+            keep(&mut past.groups, Batch { first_step: self.group_since, value, own, sum }, GROUPS);
         }
     }
 
@@ -244,12 +299,15 @@ impl SlowTest {
             let past = &self.processes[index];
             let slow = match past.slow {
                 None if level > self.min_level && self.is_slow(index, &levels) => {
-                    Some(past.slowness(level))
+                    let cause = self.cause(index, |past| past.last().map(|batch| batch.sum).sum());
+                    Some(past.slowness(level, cause))
                 }
                 None if self.is_slow_in_sum(index, &sums) => {
                     let since = past.groups.iter().rev().take_while(|group| group.is_slow()).last();
                     let since_step = since.map_or(0, |group| group.first_step);
-                    Some(Slowness { factor: sums[index].exp(), since_step })
+                    let groups = |past: &Past| past.groups.iter().map(|group| group.sum).sum();
+                    let cause = self.cause(index, groups);
+                    Some(Slowness { factor: sums[index].exp(), since_step, cause })
                 }
                 Some(slow) if level > BALANCED.ln() => {
                     Some(Slowness { factor: level.exp(), ..slow })
@@ -278,6 +336,35 @@ impl SlowTest {
         }
     }
 
+    /// How late processes are that are not slow, in nearly all batches. The last ones of those that
+    /// may be slow do not count.
+    fn lateness(&self, levels: &[f64]) -> f64 {
+        let some = self.processes.iter().zip(levels).step_by(self.processes.len().div_ceil(POOL));
+        let batches = some.filter(|(past, _)| past.slow.is_none()).flat_map(|(past, level)| {
+            let judged = if *level > self.min_level { WINDOW } else { 0 };
+            past.batches.iter().rev().skip(judged).map(|batch| batch.value.max(0.0))
+        });
+        let mut values: Vec<f64> = batches.collect();
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() * 97 / 100).copied().unwrap_or_default()
+    }
+
+    /// The part of the sums in which a process exceeds the others by most.
+    fn cause(&self, index: usize, sum: impl Fn(&Past) -> Own) -> SlowCause {
+        let sums: Vec<Own> = self.processes.iter().map(sum).collect();
+        let excess = |part: &dyn Fn(&Own) -> f32| {
+            let own = part(&sums[index]);
+            f64::from(own) - median_of_others(&sorted(sums.iter().map(part).collect()), own)
+        };
+        let parts = [
+            (SlowCause::Input, excess(&|own| own.input)),
+            (SlowCause::Host, excess(&|own| own.host)),
+            (SlowCause::Device, excess(&|own| own.device)),
+        ];
+        let most = parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        most.map_or(SlowCause::Host, |(cause, _)| cause)
+    }
+
     /// Tests the sums of a process: nearly all groups must show that it is slow.
     fn is_slow_in_sum(&self, index: usize, sums: &[f64]) -> bool {
         let past = &self.processes[index];
@@ -301,7 +388,51 @@ impl SlowTest {
             && (levels.len() < 4 || is_outlier(levels, index))
             && (levels.len() > 2 || past.is_slower_than_it_was())
             && (past.is_slow_for_long(self.min_level)
-                || levels[index] > ERRORS * past.error().max(pooled()))
+                || match self.hides_devices {
+                    true => levels[index] > LATE * self.lateness(levels),
+                    false => levels[index] > ERRORS * past.error().max(pooled()),
+                })
+    }
+}
+
+impl Complete {
+    fn of(step: u64, reported: &[StepTimes]) -> Self {
+        let hides_devices = reported.iter().any(|times| times.hides_devices);
+        let late = |times: &StepTimes| (times.input + times.host).as_secs_f64();
+        let shared_device = hides_devices.then(|| {
+            let wholes = reported.iter().map(|times| (times.own + times.waited).as_secs_f64());
+            (median(wholes.collect()) - reported.iter().map(late).fold(0.0, f64::max)).max(0.0)
+        });
+        let own = |times: &StepTimes| Own {
+            input: times.input.as_secs_f32(),
+            host: times.host.as_secs_f32(),
+            device: shared_device.unwrap_or_else(|| times.own.as_secs_f64() - late(times)) as f32,
+        };
+        Self { step, owns: reported.iter().map(own).collect(), hides_devices }
+    }
+}
+
+impl Own {
+    fn total(self) -> f32 {
+        self.input + self.host + self.device
+    }
+}
+
+impl Add for Own {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            input: self.input + other.input,
+            host: self.host + other.host,
+            device: self.device + other.device,
+        }
+    }
+}
+
+impl Sum for Own {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), Self::add)
     }
 }
 
@@ -361,10 +492,10 @@ impl Past {
         self.balanced.len() < WINDOW || now > BALANCED * was
     }
 
-    fn slowness(&self, level: f64) -> Slowness {
+    fn slowness(&self, level: f64, cause: SlowCause) -> Slowness {
         let slow = self.batches.iter().rev().take_while(|batch| batch.value > BALANCED.ln());
         let since_step = slow.last().map_or(0, |batch| batch.first_step);
-        Slowness { factor: level.exp(), since_step }
+        Slowness { factor: level.exp(), since_step, cause }
     }
 }
 
@@ -382,22 +513,27 @@ fn spread(mut distances: Vec<f64>) -> f64 {
 }
 
 /// Appends a value, and drops the oldest beyond `max`.
-fn keep<T>(values: &mut VecDeque<T>, value: T, max: usize) {
+pub(super) fn keep<T>(values: &mut VecDeque<T>, value: T, max: usize) {
     values.push_back(value);
     if values.len() > max {
         values.pop_front();
     }
 }
 
-fn is_outlier(levels: &[f64], index: usize) -> bool {
+pub(super) fn is_outlier(levels: &[f64], index: usize) -> bool {
     let others = || levels.iter().enumerate().filter(|(i, _)| *i != index).map(|(_, level)| *level);
     let center = median(others().collect());
     let spread = NORMAL * median(others().map(|level| (level - center).abs()).collect());
     levels[index] - center > OUTLIER * spread
 }
 
+pub(super) fn sorted(mut values: Vec<f32>) -> Vec<f32> {
+    values.sort_by(f32::total_cmp);
+    values
+}
+
 /// The median of sorted values without one of them.
-fn median_of_others(sorted: &[f32], own: f32) -> f64 {
+pub(super) fn median_of_others(sorted: &[f32], own: f32) -> f64 {
     let own = sorted.partition_point(|value| *value < own);
     let other = |at: usize| f64::from(sorted[if at < own { at } else { at + 1 }]);
     let num_others = sorted.len() - 1;

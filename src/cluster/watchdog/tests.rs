@@ -3,7 +3,7 @@ use std::time::{Duration, Instant};
 use super::slow::SlowTest;
 use super::stuck::{Reported, Standstill, standstill};
 use super::{DEAD_AFTER, Limits, Verdict, Watchdog, WorkerName};
-use crate::cluster::report::{Phase, Report, StepTimes};
+use crate::cluster::report::{Phase, ProbeTime, Report, SlowCause, StepTimes};
 
 /// Seeded random numbers (SplitMix64, Steele et al. 2014).
 struct Random(u64);
@@ -76,7 +76,7 @@ impl Trace {
 fn report_step(test: &mut SlowTest, step: u64, owns: &[f64]) {
     for (index, own) in owns.iter().enumerate() {
         let own = Duration::from_secs_f64(*own);
-        test.receive(index, &[StepTimes { step, own, waited: Duration::ZERO }]);
+        test.receive(index, &[StepTimes { step, own, ..StepTimes::default() }]);
     }
 }
 
@@ -261,11 +261,156 @@ fn steps_that_some_processes_do_not_report_are_left_out() {
         for (index, own) in owns.iter().enumerate() {
             if step % 4 == 0 || index != 3 {
                 let own = Duration::from_secs_f64(*own);
-                test.receive(index, &[StepTimes { step, own, waited: Duration::ZERO }]);
+                test.receive(index, &[StepTimes { step, own, ..StepTimes::default() }]);
             }
         }
     }
     assert_eq!(test.slow().map(|(index, _)| index).collect::<Vec<_>>(), [2]);
+}
+
+/// Times of a step of 100 ms where the plugin computes the collectives: all take as long, and each
+/// knows only by how much it was late, for its input and otherwise.
+fn report_late(test: &mut SlowTest, step: u64, late: &[[f64; 2]]) {
+    let secs = Duration::from_secs_f64;
+    let whole = 0.1 + late.iter().map(|[input, host]| input + host).fold(0.0, f64::max);
+    for (index, [input, host]) in late.iter().enumerate() {
+        let times = StepTimes {
+            step,
+            own: secs(input + host),
+            waited: secs(whole - input - host),
+            input: secs(*input),
+            host: secs(*host),
+            hides_devices: true,
+            probe: None,
+        };
+        test.receive(index, &[times]);
+    }
+}
+
+/// Launches that are a little late now and then, and with pauses of several steps by chance.
+fn hardly_late(random: &mut Random, num_processes: usize) -> Vec<[f64; 2]> {
+    let mut late = |_| match random.uniform() {
+        ..0.01 => [0.0, 0.5 * random.uniform()],
+        ..0.02 => [0.5 * random.uniform(), 0.0],
+        ..0.5 => [0.002 * random.uniform(), 0.003 * random.normal().exp()],
+        _ => [0.0, 0.0],
+    };
+    (0..num_processes).map(&mut late).collect()
+}
+
+#[test]
+fn who_is_late_is_named_with_the_cause_within_20_steps() {
+    use SlowCause::{Host, Input};
+    type Delay = fn(u64) -> [f64; 2];
+    let delays: [(Delay, SlowCause); 3] = [
+        (|_| [0.05, 0.0], Input),
+        (|_| [0.0, 0.05], Host),
+        (|step| [0.0, if step % 4 == 3 { 0.2 } else { 0.0 }], Host),
+    ];
+    for num_processes in [2, 3, 4, 8, 64] {
+        for (delay, cause) in delays {
+            for start in [0, 40, 202] {
+                let mut random = Random(start);
+                let mut test = SlowTest::new(num_processes, Limits::default().slow_factor);
+                let case = format!("{num_processes} processes, {cause:?} from {start}");
+                let mut named = None;
+                for step in 0..start + 120 {
+                    let mut late: Vec<_> =
+                        (0..num_processes).map(|_| [0.0, 0.002 * random.uniform()]).collect();
+                    if (start..start + 80).contains(&step) {
+                        let more = delay(step);
+                        late[1] = [late[1][0] + more[0], late[1][1] + more[1]];
+                    }
+                    report_late(&mut test, step, &late);
+                    for (index, slowness) in test.slow() {
+                        assert_eq!((index, slowness.cause), (1, cause), "{case}: {slowness:?}");
+                        named.get_or_insert((step + 1 - start, slowness.factor));
+                    }
+                }
+                let is_right = |(steps, factor)| steps <= 20 && (1.3..1.6).contains(&factor);
+                assert!(named.is_some_and(is_right), "{case}: {named:?}");
+                assert_eq!(test.slow().count(), 0, "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn who_is_late_now_and_then_is_no_alarm() {
+    for num_processes in [2, 3, 4, 8, 64] {
+        for seed in 0..5 {
+            let mut random = Random(seed);
+            let mut test = SlowTest::new(num_processes, Limits::default().slow_factor);
+            for step in 0..2000 {
+                let late = hardly_late(&mut random, num_processes);
+                report_late(&mut test, step, &late);
+                let slow: Vec<_> = test.slow().collect();
+                assert!(slow.is_empty(), "{num_processes}, seed {seed}, step {step}: {slow:?}");
+            }
+        }
+    }
+}
+
+/// The probes of all processes, each of seven launches.
+fn report_probes(test: &mut SlowTest, step: u64, launches: &[Vec<f64>]) {
+    for index in 0..launches[0].len() {
+        let times = launches.iter().map(|launch| launch[index]);
+        let mean = times.clone().sum::<f64>() / 7.0;
+        let square = times.map(|time| (time - mean).powi(2)).sum::<f64>() / 6.0;
+        let [mean, error] = [mean, (square / 7.0).sqrt()].map(Duration::from_secs_f64);
+        let probe = Some(ProbeTime { mean, error });
+        test.receive(
+            index,
+            &[StepTimes { step, hides_devices: true, probe, ..StepTimes::default() }],
+        );
+    }
+}
+
+#[test]
+fn two_probes_name_slow_devices_and_one_clears_them() {
+    for num_processes in [2, 3, 4, 8, 64] {
+        for start in [0, 1, 40] {
+            let mut trace = Trace::new(num_processes, CALM, start);
+            let mut test = SlowTest::new(num_processes, Limits::default().slow_factor);
+            for probe in 0..start + 6 {
+                let mut launches: Vec<_> = (0..7).map(|_| trace.step()).collect();
+                if (start..start + 5).contains(&probe) {
+                    launches.iter_mut().for_each(|times| times[1] *= 1.6);
+                }
+                report_probes(&mut test, 100 * probe, &launches);
+                let case = format!("{num_processes} processes, probe {probe} of {start}");
+                let slow: Vec<_> = test.slow().collect();
+                match slow[..] {
+                    [(1, slowness)] => {
+                        assert!((start + 1..start + 5).contains(&probe), "{case}");
+                        assert_eq!(slowness.cause, SlowCause::Device);
+                        assert_eq!(slowness.since_step, 100 * start, "{case}");
+                    }
+                    _ => assert!(
+                        slow.is_empty() && !(start + 1..start + 5).contains(&probe),
+                        "{case}"
+                    ),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn probes_on_busy_processors_are_no_alarm() {
+    let cases = NOISES.into_iter().flat_map(|noise| [2, 3, 4, 8, 64].map(|num| (noise, num)));
+    for (noise, num_processes) in cases {
+        for seed in 0..5 {
+            let mut trace = Trace::new(num_processes, noise, seed);
+            let mut test = SlowTest::new(num_processes, Limits::default().slow_factor);
+            for probe in 0..200 {
+                let launches: Vec<_> = (0..7).map(|_| trace.step()).collect();
+                report_probes(&mut test, probe, &launches);
+                let slow: Vec<_> = test.slow().collect();
+                assert!(slow.is_empty(), "{num_processes}, {noise:?}, {seed}, {probe}: {slow:?}");
+            }
+        }
+    }
 }
 
 fn reported(process_index: usize, phase: Phase, step: u64, secs: u64) -> Reported {
@@ -356,7 +501,8 @@ fn watchdog(num_processes: usize) -> (Watchdog, Instant) {
     let mut watchdog = Watchdog::new(names(num_processes), Limits::default(), start);
     let secs = Duration::from_secs;
     for index in 0..num_processes {
-        let steps = (0..5).map(|step| StepTimes { step, own: secs(1), waited: secs(0) }).collect();
+        let times = |step| StepTimes { step, own: secs(1), ..StepTimes::default() };
+        let steps = (0..5).map(times).collect();
         let report = Report { steps, ..report(reported(index, Phase::Compute, 5, 0)) };
         watchdog.receive(&report, start + secs(5));
     }
@@ -405,7 +551,9 @@ fn slow_processes_are_named_but_not_fatal() {
     let millis = Duration::from_millis;
     for index in 0..4 {
         let own = if index == 2 { millis(152) } else { millis(100) };
-        let steps = (0..40).map(|step| StepTimes { step, own, waited: millis(152) - own });
+        let waited = millis(152) - own;
+        let times = |step| StepTimes { step, own, waited, ..StepTimes::default() };
+        let steps = (0..40).map(times);
         let report =
             Report { steps: steps.collect(), ..report(reported(index, Phase::Collective, 40, 0)) };
         watchdog.receive(&report, start);
@@ -416,7 +564,7 @@ fn slow_processes_are_named_but_not_fatal() {
     assert_eq!(
         verdicts[0].to_string(),
         "process 2 (host node0, pid 1002, replicas 4 to 5) is slow: 1.52 times the others' own \
-         time since step 2, now in collective"
+         time since step 2; its devices take longer"
     );
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::cluster::report::Phase;
+use crate::cluster::report::{Phase, SlowCause};
 
 /// Where a process runs, and what.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +70,8 @@ pub enum Verdict {
         factor: f64,
         /// The first of the slow steps.
         since_step: u64,
+        /// What makes it slow.
+        cause: SlowCause,
     },
 }
 
@@ -114,9 +116,9 @@ impl fmt::Display for Verdict {
                 write!(f, "{phase} at step {step} for {}, ", lasting(*lasted))?;
                 f.write_str("and none differs from the others: look at the network and the devices")
             }
-            Self::Slow { who, factor, since_step } => {
+            Self::Slow { who, factor, since_step, cause } => {
                 write!(f, "{who} is slow: {factor:.2} times the others' own time ")?;
-                write!(f, "since step {since_step}, now in {}", who.phase)
+                write!(f, "since step {since_step}; {}", cause.text())
             }
         }
     }

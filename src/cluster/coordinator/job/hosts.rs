@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use hlo::counted;
 
-use super::{JobChange, JobState, SIGTERM};
+use super::{JobChange, JobState, SIGTERM, Stage};
 use crate::cluster::coordinator::supervision::{HostChange, Supervision};
+use crate::cluster::members::SlowPeer;
 use crate::cluster::messages::{self as wire, Cause};
 use crate::cluster::roster::index;
 use crate::cluster::wish::Wish;
@@ -69,6 +70,21 @@ impl JobState {
             end.processes = processes;
         }
         self.after_children(now);
+    }
+
+    /// A process of the generation is slow. Its host gives its place to a spare, if that is wished
+    /// for and one waits.
+    pub fn name_slow(&mut self, now: Duration, peer: &SlowPeer) {
+        self.membership.slow.push(peer.to_row());
+        if !self.replaces_slow || self.stage != Stage::Running {
+            return;
+        }
+        let Some(supervision) = &mut self.supervision else { return };
+        if !supervision.replace(peer.process_index) {
+            let text = format!("no spare can take the place of {}", peer.host);
+            self.changes.push(JobChange::Note(text));
+        }
+        self.follow_hosts(now);
     }
 
     /// All stop after the same step because hosts have come or leave, and start again with those

@@ -95,6 +95,8 @@ pub struct JobState {
     stopped: Option<(Duration, Duration)>,
     /// When a standalone coordinator is free for another job.
     reopen_at: Option<Duration>,
+    /// The place of a host that is named slow is given to a spare.
+    pub replaces_slow: bool,
     /// What the processes were asked to do because of hosts that have come or leave.
     last_change: Option<Wish>,
     /// The processes have stopped for others: it is no failure.
@@ -194,6 +196,7 @@ impl JobState {
             has_progressed: false,
             stopped: None,
             reopen_at: None,
+            replaces_slow: false,
             last_change: None,
             is_regrouping: false,
             formation: FormationTimes::default(),

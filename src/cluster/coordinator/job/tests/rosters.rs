@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::*;
+use crate::cluster::members::SlowPeer;
+use crate::cluster::report::SlowCause;
 use crate::cluster::roster::HostPlace;
 
 /// Supervisors of a job, each with some processes. Host `h` has the sessions `100_000 + h` and, in
@@ -192,6 +194,43 @@ fn the_others_go_on_without_a_host_that_is_lost() {
     world.pass(3 * SECOND);
     assert_eq!(world.job.generation, 3);
     assert_eq!(world.places(), [Some((0, 2)), Some((1, 2))]);
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_slow_host_where_that_is_wished_for() {
+    let mut world = Elastic::new(2, 2, 1, 1);
+    (0..3).for_each(|host| assert_eq!(world.come(host, 1), registered()));
+    world.pass(3 * SECOND);
+    assert_eq!(world.places(), [Some((0, 2)), Some((1, 2)), None]);
+    world.join();
+    let slow = |process_index: usize| SlowPeer {
+        process_index,
+        host: format!("host{process_index}"),
+        factor: 1.5,
+        since_step: 7,
+        cause: SlowCause::Host,
+        text: String::new(),
+    };
+    world.job.name_slow(world.now, &slow(0));
+    world.pass(SECOND);
+    assert_eq!(world.wish(), None, "it is only named");
+
+    world.job.replaces_slow = true;
+    world.job.name_slow(world.now, &slow(0));
+    assert_eq!(world.wish(), Some(Wish::Regroup));
+    world.regroup();
+    assert_eq!(world.places(), [None, Some((0, 2)), Some((1, 2))]);
+    assert_eq!((world.job.generation, world.job.num_restarts), (2, 0), "no failure");
+    world.join();
+    // The only spare was slow itself as often.
+    world.job.name_slow(world.now, &slow(1));
+    world.pass(SECOND);
+    assert_eq!(world.wish(), None);
+    // It comes back for one that is slow again.
+    world.job.name_slow(world.now, &slow(1));
+    assert_eq!(world.wish(), Some(Wish::Regroup));
+    world.regroup();
+    assert_eq!(world.places(), [Some((1, 2)), Some((0, 2)), None]);
 }
 
 #[test]

@@ -1,0 +1,125 @@
+//! Processes that are slow where the plugin computes the collectives, as on an accelerator: the CPU
+//! plugin behind one that is compiled here, and nothing is known of waits in collectives.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{BINARY, Running, alone, launch, metrics, send, summary, text, train};
+
+/// Steps that judging takes, and those until a report has come and the line is written.
+const WITHIN: u64 = 20 + 6;
+
+/// The plugin, where a process is late as `tests/cluster/late.c` says.
+fn late_plugin(dir: &Path) -> PathBuf {
+    let listed = Command::new(BINARY).args(["plugin", "list", "--json"]).output().unwrap();
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let is_cpu = |plugin: &&Value| plugin["name"] == "cpu";
+    let real = listed.as_array().unwrap().iter().find(is_cpu).unwrap();
+    let real = PathBuf::from(real["path"].as_str().unwrap());
+    let plugin = dir.join("late.so");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-I"])
+        .arg(real.with_file_name("include"))
+        .arg(format!("-DREAL_PLUGIN=\"{}\"", real.display()))
+        .arg("-o")
+        .arg(&plugin)
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster/late.c"))
+        .arg("-ldl")
+        .status()
+        .unwrap();
+    assert!(compiled.success());
+    plugin
+}
+
+/// A run of two processes, `late`, with a third of a second a step.
+fn start(dir: &Path, late: &str, out: &Path, sets: &[&str]) -> Running {
+    let config = dir.join("mlp.toml");
+    let text_of = "[model]\nname = \"mlp\"\nhidden = [2048, 2048]\n[data]\nsource = \"synthetic\"\n\
+                   [train]\nglobal_batch = 512\nsteps = 44\n[optimizer]\nname = \"sgd\"\n\
+                   [schedule]\nname = \"constant\"\npeak = 1e-3\n[mesh]\ndata = 2\n";
+    std::fs::write(&config, text_of).unwrap();
+    let backend = format!("device.backend={}", late_plugin(dir).display());
+    let sets = [&[&*backend], sets].concat();
+    let args = train(text(&config), &sets, &["--out", text(out)]);
+    let args = launch(2, &["--dead-after-secs", "2"], &args);
+    let variables = [
+        ("LOCKSTEP_HIDE_WAITS", "1"),
+        ("LOCKSTEP_TEST_LATE", late),
+        // What was measured, for a test that fails.
+        ("RUST_LOG", "lockstep=debug"),
+    ];
+    Running::start_with(dir, &args, &variables)
+}
+
+/// The step at which a process was named, and the verdict.
+fn named(out: &Path) -> Option<(u64, Value)> {
+    let lines = metrics(out).into_iter();
+    lines
+        .filter_map(|line| Some((line["step"].as_u64()?, line.get("slow_processes")?[0].clone())))
+        .next()
+}
+
+#[track_caller]
+fn assert_named(out: &Path, cause: &str, within: u64, said: &str) {
+    let Some((step, slow)) = named(out) else { panic!("nobody was named:\n{said}") };
+    assert_eq!((&slow["process_index"], &slow["cause"]), (&1.into(), &cause.into()), "{slow}");
+    assert!(slow["factor"].as_f64().unwrap() >= 1.3, "{slow}");
+    assert!(step <= within, "at step {step}: {slow}");
+    assert!(metrics(out)[0].get("collective_wait_ms").is_none(), "waits are known");
+}
+
+#[test]
+fn a_process_whose_batches_or_launches_are_late_is_named_with_the_cause() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    for (late, cause) in [
+        // Batches are assembled while the step before runs.
+        ("input 1 900", "input"),
+        ("launch 1 900", "host"),
+        ("stall 1 2400", "host"),
+    ] {
+        let out = dir.path().join(late);
+        let ended = start(dir.path(), late, &out, &[]).end().succeeded();
+        assert_named(&out, cause, WITHIN, &ended.stderr);
+        assert!(ended.stderr.contains("warning: process 1 (host "), "{}", ended.stderr);
+    }
+}
+
+/// It takes two probes, or more where other programs disturb them.
+#[test]
+fn a_slow_probe_names_the_devices() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let sets = ["observe.probe_every_steps=8"];
+    let ended = start(dir.path(), "probe 1 1000", &out, &sets).end().succeeded();
+    assert_named(&out, "device", u64::MAX, &ended.stderr);
+}
+
+/// What a quota of half of the time does, in shorter periods. The other process has more of the
+/// processors meanwhile, and less at other times: steps of this one are about half as long again.
+#[test]
+fn a_process_that_is_stopped_for_half_of_the_time_is_named_by_probes() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let sets = ["observe.probe_every_steps=8", "train.steps=74"];
+    let mut running = start(dir.path(), "none 1 0", &out, &sets);
+    running.until_step(&out, 1);
+    let pid = running.workers()[1].1;
+    while named(&out).is_none() && running.child.try_wait().unwrap().is_none() {
+        for _ in 0..20 {
+            send("STOP", pid);
+            thread::sleep(Duration::from_millis(30));
+            send("CONT", pid);
+            thread::sleep(Duration::from_millis(30));
+        }
+    }
+    let ended = running.end().succeeded();
+    assert_named(&out, "device", u64::MAX, &ended.stderr);
+    assert_eq!(summary(&out)["slow_processes"][0]["cause"], "device");
+}
