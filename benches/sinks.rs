@@ -1,6 +1,7 @@
-//! `sinks [--steps N]`: processor time of all sinks of a run for each step, by thread. Steps are made
-//! up: they have the metrics of real ones, and come every 3 ms, so that what follows a clock costs
-//! what it does in a run. With stderr on a terminal the block is drawn, elsewhere lines are written.
+//! `sinks [--steps N]`: processor time of all sinks of a run for each step, by thread. Steps are
+//! made up: they have the metrics of real ones, and come every 3 ms, so that what follows a clock
+//! costs what it does in a run. With stderr on a terminal the block is drawn, elsewhere lines are
+//! written.
 
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::live::{Live, Part, fitted, line};
+use super::live::{Live, LivePart, fitted, line};
 
 /// Size of a terminal that does not say how large it is.
 const SIZE: (u16, u16) = (24, 80);
@@ -87,7 +87,7 @@ impl Bar {
             self.bar.set_length(total_steps);
             self.bar.set_position(num_steps);
         }
-        let wait = self.wait.clone().map(|parts| parts.map(Part::plain).into());
+        let wait = self.wait.clone().map(|parts| parts.map(LivePart::plain).into());
         lines.extend(wait.map(|parts| fitted(columns, parts).1));
         if self.width != Some(width) {
             let template = match width {

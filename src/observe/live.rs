@@ -1,7 +1,7 @@
 //! What the terminal shows of a run while it takes steps: a block of a few lines.
 //!
 //! ```text
-//! ██████████░░░░░░░░░░░░░░░░░░░░ 440/1320  33%  1m05s left
+//! ██████████░░░░░░░░░░░░░░░░░░░░ 440/1320  1m05s left  33%
 //! loss 0.1234 ▇▆▅▅▄▄▃▃▂▂▂▁▁▁▁▁  accuracy 0.9710
 //! 5120 examples/s  lr 0.0123  waits for data 2%
 //! proved 12s ago  checkpoint 1m05s ago
@@ -51,7 +51,7 @@ pub struct Live {
 
 /// A piece of a line.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
+pub struct LivePart {
     text: String,
     tone: Tone,
 }
@@ -130,12 +130,17 @@ impl Live {
 
     /// The columns of the bar, 0 for none, and the lines; the bar stands before the first one.
     /// None is longer than `columns`, and there are at most `max_rows`.
-    pub fn rows(&self, now: Instant, columns: usize, max_rows: usize) -> (usize, Vec<Vec<Part>>) {
+    pub fn rows(
+        &self,
+        now: Instant,
+        columns: usize,
+        max_rows: usize,
+    ) -> (usize, Vec<Vec<LivePart>>) {
         let (bar, progress) = fitted(columns, self.progress());
         let mut rows = vec![progress];
         let (curve, mut losses) = fitted(columns, self.numbers());
         if let (Some(loss), true) = (losses.first_mut(), curve > 0) {
-            let curve = Part::new(self.losses.drawn(curve), Tone::Drawn);
+            let curve = LivePart::new(self.losses.drawn(curve), Tone::Drawn);
             let loss = std::mem::replace(loss, curve);
             losses.insert(0, loss);
         }
@@ -148,45 +153,45 @@ impl Live {
         (bar, rows)
     }
 
-    fn progress(&self) -> Vec<Part> {
+    fn progress(&self) -> Vec<LivePart> {
         let Self { num_steps, total_steps, .. } = self;
         let percent = num_steps.saturating_mul(100).checked_div(*total_steps);
         let percent = percent.map_or(String::new(), |percent| format!("{percent}%"));
         vec![
-            Part::plain(format!("{num_steps}/{total_steps}")),
-            Part::plain(self.left.clone()),
-            Part::new(percent, Tone::Quiet),
+            LivePart::plain(format!("{num_steps}/{total_steps}")),
+            LivePart::plain(self.left.clone()),
+            LivePart::new(percent, Tone::Quiet),
         ]
     }
 
     /// The loss first.
-    fn numbers(&self) -> Vec<Part> {
+    fn numbers(&self) -> Vec<LivePart> {
         let (loss, others): (Vec<_>, Vec<_>) =
             shown(&self.metrics).partition(|(name, _)| *name == super::Metric::LOSS);
-        loss.into_iter().chain(others).map(|(_, text)| Part::plain(text)).collect()
+        loss.into_iter().chain(others).map(|(_, text)| LivePart::plain(text)).collect()
     }
 
-    fn speed(&self) -> Vec<Part> {
+    fn speed(&self) -> Vec<LivePart> {
         let rate = self.metrics.get("lr").map(|lr| match lr {
             0.0 => "lr 0".to_owned(),
             1e-3.. => format!("lr {lr:.4}"),
             _ => format!("lr {lr:.2e}"),
         });
-        let waits = self.data_wait.share().map(|share| Part::share("waits for data", share));
-        let rate = rate.map(Part::plain);
-        [Some(Part::plain(self.per_sec.clone())), rate, waits].into_iter().flatten().collect()
+        let waits = self.data_wait.share().map(|share| LivePart::share("waits for data", share));
+        let rate = rate.map(LivePart::plain);
+        [Some(LivePart::plain(self.per_sec.clone())), rate, waits].into_iter().flatten().collect()
     }
 
-    fn ages(&self, now: Instant) -> Vec<Part> {
+    fn ages(&self, now: Instant) -> Vec<LivePart> {
         let part = |what: &str, since: Option<Instant>| {
-            Some(Part::new(format!("{what} {} ago", age(now, since?)), Tone::Quiet))
+            Some(LivePart::new(format!("{what} {} ago", age(now, since?)), Tone::Quiet))
         };
         let parts = [part("proved", self.proved), part("checkpoint", self.saved)];
         parts.into_iter().flatten().collect()
     }
 
     /// A line for each process that others wait for, those that they wait for longest first.
-    fn processes(&self, now: Instant) -> Vec<Vec<Part>> {
+    fn processes(&self, now: Instant) -> Vec<Vec<LivePart>> {
         let shares = self.waited_for.iter().filter_map(|(process, share)| {
             Some((*process, share.share().filter(|share| *share >= WORTH_A_LINE)?))
         });
@@ -197,20 +202,20 @@ impl Live {
         indices.dedup();
         indices.sort_by(|a, b| share(b).total_cmp(&share(a)));
         let line = |process: &usize| {
-            let mut parts = vec![Part::plain(format!("process {process}:"))];
+            let mut parts = vec![LivePart::plain(format!("process {process}:"))];
             if let Some(share) = shares.get(process) {
-                parts.push(Part::share("others wait for it", *share));
+                parts.push(LivePart::share("others wait for it", *share));
             }
             if let Some((slow, since)) = self.slow.get(process) {
                 let age = age(now, *since);
                 let text = format!("{:.1} x slower {age} ago, on {}", slow.factor, slow.host);
-                parts.push(Part::new(text, Tone::Warning));
+                parts.push(LivePart::new(text, Tone::Warning));
             }
             parts
         };
         let mut lines: Vec<_> = indices.iter().take(MAX_PROCESSES).map(line).collect();
         if let Some(others) = indices.len().checked_sub(MAX_PROCESSES).filter(|n| *n > 0) {
-            lines.push(vec![Part::new(format!("and {others} others"), Tone::Quiet)]);
+            lines.push(vec![LivePart::new(format!("and {others} others"), Tone::Quiet)]);
         }
         lines
     }
@@ -228,7 +233,7 @@ pub fn shown(metrics: &MetricValues) -> impl Iterator<Item = (&'static str, Stri
     })
 }
 
-impl Part {
+impl LivePart {
     fn new(text: String, tone: Tone) -> Self {
         Self { text, tone }
     }
@@ -249,7 +254,7 @@ impl Part {
 }
 
 /// The parts as text, with the codes of a terminal for colors if there are any.
-pub fn line(parts: &[Part], has_colors: bool) -> String {
+pub fn line(parts: &[LivePart], has_colors: bool) -> String {
     let mut text = String::new();
     for (number, part) in parts.iter().enumerate() {
         // The curve stands close to its number.
@@ -272,7 +277,7 @@ pub fn line(parts: &[Part], has_colors: bool) -> String {
 /// As many of the parts as a line has columns for, the first ones first, and what remains for
 /// something that is drawn beside them; 0 if that is too little. A first part that is too long is
 /// cut.
-pub fn fitted(columns: usize, parts: Vec<Part>) -> (usize, Vec<Part>) {
+pub fn fitted(columns: usize, parts: Vec<LivePart>) -> (usize, Vec<LivePart>) {
     let (mut used, mut fitting) = (0, vec![]);
     for mut part in parts.into_iter().filter(|part| !part.text.is_empty()) {
         let with = if fitting.is_empty() { part.columns() } else { used + 2 + part.columns() };

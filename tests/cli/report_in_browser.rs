@@ -108,7 +108,8 @@ fn a_browser_shows_all_points_and_no_errors() {
     assert!(console.contains("undefinedName"), "{console}");
 }
 
-/// Opens the page of a run: all of its steps are there, and what the keys read is what was recorded.
+/// Opens the page of a run: all of its steps are there, and what the keys read is what was
+/// recorded.
 #[track_caller]
 fn check_page(browser: &Path, run: &Path) -> String {
     let dir = tempfile::tempdir().unwrap();

@@ -2,8 +2,8 @@
 //! recorded.
 //!
 //! `summary.json` has times of the last process: how long it took to the end of its first launch,
-//! and in all; and of the starts of earlier attempts under the same supervisor. `step_ms` of `metrics.jsonl` has neither evaluations nor proofs nor
-//! checkpoints: those lie between the steps.
+//! and in all; and of the starts of earlier attempts under the same supervisor. `step_ms` of
+//! `metrics.jsonl` has neither evaluations nor proofs nor checkpoints: those lie between the steps.
 
 use std::ops::Range;
 
