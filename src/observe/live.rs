@@ -5,7 +5,7 @@
 //! loss 0.1234 ▇▆▅▅▄▄▃▃▂▂▂▁▁▁▁▁  accuracy 0.9710
 //! 5120 examples/s  lr 0.0123  waits for data 2%
 //! proved 12s ago  checkpoint 1m05s ago
-//! process 3: others wait for it 14% of the time
+//! process 3  others wait for it 14%
 //! ```
 //! [`rows`](Live::rows) is a function of what has happened, the time and the size of the terminal.
 
@@ -202,7 +202,7 @@ impl Live {
         indices.dedup();
         indices.sort_by(|a, b| share(b).total_cmp(&share(a)));
         let line = |process: &usize| {
-            let mut parts = vec![LivePart::plain(format!("process {process}:"))];
+            let mut parts = vec![LivePart::plain(format!("process {process}"))];
             if let Some(share) = shares.get(process) {
                 parts.push(LivePart::share("others wait for it", *share));
             }
@@ -446,13 +446,13 @@ mod tests {
                 "loss 0.2045 █▅▃▃▂▂▁▁▁▁  accuracy 0.5000",
                 "5120 examples/s  lr 0.0123",
                 "proved 12s ago  checkpoint 1m05s ago",
-                "process 2:  others wait for it 25%",
+                "process 2  others wait for it 25%",
             ]
         );
         let (bar, usual) = lines(79, 24);
         let (_, wide) = lines(119, 24);
         assert_eq!(bar, 30);
-        assert_eq!(usual[4], "process 2:  others wait for it 25%  1.5 x slower 30s ago, on node-7");
+        assert_eq!(usual[4], "process 2  others wait for it 25%  1.5 x slower 30s ago, on node-7");
         assert_eq!(usual, wide);
         let (run, now) = run();
         let colored: Vec<_> = run.rows(now, 79, 24).1.iter().map(|row| line(row, true)).collect();
@@ -479,8 +479,8 @@ mod tests {
         }
         let lines: Vec<_> = run.processes(now).iter().map(|row| line(row, false)).collect();
         assert_eq!(lines.len(), 5);
-        assert!(lines[0].starts_with("process 2:  others wait for it 25%"), "{lines:#?}");
-        assert_eq!(lines[1], "process 19:  others wait for it 19%");
+        assert!(lines[0].starts_with("process 2  others wait for it 25%"), "{lines:#?}");
+        assert_eq!(lines[1], "process 19  others wait for it 19%");
         assert_eq!(lines[4], "and 14 others");
     }
 
