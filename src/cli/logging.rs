@@ -8,8 +8,11 @@ use anyhow::{Context, Result};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
-use super::args::LogArgs;
-use crate::observe::{MESSAGE_TARGET, Messages, set_messages, write_line};
+use super::args::{LogArgs, ProgressArg};
+use super::wrong_usage;
+use crate::observe::{
+    MESSAGE_TARGET, Messages, ProgressForm, can_draw, set_messages, set_progress, write_line,
+};
 
 /// The variable that says which events are written; its syntax is that of `tracing_subscriber`.
 const VARIABLE: &str = "RUST_LOG";
@@ -17,7 +20,7 @@ const VARIABLE: &str = "RUST_LOG";
 /// Starts writing events, as the arguments and [`VARIABLE`] say.
 ///
 /// # Errors
-/// A variable that is no filter.
+/// A variable that is no filter, or a form of progress that cannot be shown.
 pub fn start(args: &LogArgs) -> Result<()> {
     let default = match args.verbose {
         0 => "error",
@@ -34,6 +37,7 @@ pub fn start(args: &LogArgs) -> Result<()> {
         (false, true) => Messages::Problems,
         (false, false) => Messages::Text,
     });
+    set_progress(progress_form(args)?);
     let of_messages = format!("{MESSAGE_TARGET}={}", if args.quiet { "warn" } else { "info" });
     let filter = filter.add_directive(of_messages.parse()?);
     let lines = tracing_subscriber::fmt()
@@ -49,7 +53,25 @@ pub fn start(args: &LogArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes lines above the progress bar. Each event is written at once.
+fn progress_form(args: &LogArgs) -> Result<ProgressForm> {
+    let is_text = !args.log_json && !args.quiet;
+    match args.progress {
+        ProgressArg::Rich if !is_text => {
+            let other = if args.quiet { "--quiet" } else { "--log-json" };
+            Err(wrong_usage(&format!("--progress rich cannot be used with {other}")))
+        }
+        ProgressArg::Rich if !can_draw() => Err(wrong_usage(
+            "--progress rich needs stderr to be a terminal, with its kind in the variable TERM; \
+             leave the option out, or use --progress plain",
+        )),
+        ProgressArg::Rich => Ok(ProgressForm::Block),
+        ProgressArg::Auto if is_text && can_draw() => Ok(ProgressForm::Block),
+        ProgressArg::Auto | ProgressArg::Plain => Ok(ProgressForm::Lines),
+        ProgressArg::None => Ok(ProgressForm::Nothing),
+    }
+}
+
+/// Writes lines above what stands at the bottom of the terminal. Each event is written at once.
 struct Lines;
 
 impl io::Write for Lines {

@@ -1,94 +1,110 @@
-//! The line at the bottom of a terminal: a bar, or only text. All other lines, from any thread, go
-//! above it.
+//! What stands at the bottom of a terminal: the block of a run, a line about what the program waits
+//! for, or both. All other lines, from any thread, go above it.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Characters of a bar; 0 for none.
-type BarWidth = usize;
+use super::live::{Live, LivePart, fitted, line};
 
-/// Most characters of the bar.
-const MAX_BAR: BarWidth = 30;
-/// A shorter bar tells nothing.
-const MIN_BAR: BarWidth = 5;
-/// Columns of a terminal that does not say how many it has.
-const COLUMNS: usize = 80;
+/// Size of a terminal that does not say how large it is.
+const SIZE: (u16, u16) = (24, 80);
 
 const REDRAWS_PER_SEC: u8 = 10;
 
 static BOTTOM: Mutex<Option<Bar>> = Mutex::new(None);
 
-/// Calls `what` with the line at the bottom, if there is one. No other line is written meanwhile.
+/// Calls `what` with the bottom of the terminal, if something stands there. No other line is
+/// written meanwhile.
 pub fn with_bottom<T>(what: impl FnOnce(&mut Option<Bar>) -> T) -> T {
     what(&mut BOTTOM.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The line at the bottom. Dropping removes it.
+/// What stands at the bottom. Dropping removes it.
 pub struct Bar {
     bar: ProgressBar,
-    /// As last drawn.
-    width: Option<BarWidth>,
-    /// The parts that are shown unless the program waits for something.
-    parts: Vec<String>,
+    /// Columns of the bar, as last drawn.
+    width: Option<usize>,
+    run: Option<Live>,
+    /// What the program waits for, and how long it has.
+    wait: Option<[String; 2]>,
+    drawn: Option<Instant>,
 }
 
 impl Bar {
-    /// A bar that grows with the number of steps, of which there are `total`.
-    pub fn of_steps(total: u64) -> Self {
-        Self::new(Some(total))
+    /// The block of a run.
+    pub fn of_run(run: Live) -> Self {
+        Self::new(Some(run))
     }
 
-    /// Text without a bar.
-    pub fn of_text() -> Self {
+    /// Nothing but what the program waits for.
+    pub fn of_waits() -> Self {
         Self::new(None)
     }
 
-    fn new(total: Option<u64>) -> Self {
+    fn new(run: Option<Live>) -> Self {
         let target = ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SEC);
-        let bar = ProgressBar::with_draw_target(total, target);
-        Self { bar, width: None, parts: vec![] }
+        let bar = ProgressBar::with_draw_target(None, target);
+        Self { bar, width: None, run, wait: None, drawn: None }
     }
 
-    /// `true` if this is a bar.
-    pub fn has_steps(&self) -> bool {
-        self.bar.length().is_some()
+    /// `true` if a run is shown.
+    pub fn has_run(&self) -> bool {
+        self.run.is_some()
     }
 
-    /// Shows the parts that fit on a line of the terminal.
-    pub fn show(&mut self, parts: &[&str]) {
-        self.parts = parts.iter().map(|part| (*part).to_owned()).collect();
-        self.draw(parts);
+    /// Changes the run that is shown, if there is one. It is drawn now, or soon if it was just now.
+    pub fn update(&mut self, change: impl FnOnce(&mut Live)) {
+        if let Some(run) = &mut self.run {
+            change(run);
+        }
+        let pause = Duration::from_secs(1) / REDRAWS_PER_SEC.into();
+        if self.drawn.is_none_or(|drawn| drawn.elapsed() >= pause) {
+            self.draw();
+        }
     }
 
-    /// Shows again what [`Self::show`] did.
-    pub fn end_wait(&mut self) {
-        let parts = std::mem::take(&mut self.parts);
-        self.show(&parts.iter().map(String::as_str).collect::<Vec<_>>());
+    /// Says what the program waits for and how long it has, or no longer does.
+    pub fn set_wait(&mut self, wait: Option<[String; 2]>) {
+        self.wait = wait;
+        self.draw();
     }
 
-    /// Shows others until [`Self::end_wait`]. The terminal may have another width than before.
-    pub fn draw(&mut self, parts: &[&str]) {
-        let (width, text) = fitted(columns(&Term::stderr()).unwrap_or(COLUMNS), parts);
-        let width = if self.has_steps() { width } else { 0 };
+    /// Draws all of it, as of now and for the present size of the terminal.
+    pub fn draw(&mut self) {
+        let now = Instant::now();
+        self.drawn = Some(now);
+        let (rows, columns) = size(&Term::stderr()).unwrap_or(SIZE);
+        // The last column stays free, so that no terminal wraps, and the last row for a cursor.
+        let columns = usize::from(columns).saturating_sub(1);
+        let max_rows = usize::from(rows).saturating_sub(1 + usize::from(self.wait.is_some()));
+        let (mut width, mut lines) = (0, vec![]);
+        if let Some(run) = &self.run {
+            (width, lines) = run.rows(now, columns, max_rows);
+            let (num_steps, total_steps) = run.steps();
+            self.bar.set_length(total_steps);
+            self.bar.set_position(num_steps);
+        }
+        let wait = self.wait.clone().map(|parts| parts.map(LivePart::plain).into());
+        lines.extend(wait.map(|parts| fitted(columns, parts).1));
         if self.width != Some(width) {
-            let template =
-                if width > 0 { format!("{{bar:{width}}} {{msg}}") } else { "{msg}".to_owned() };
+            let template = match width {
+                0 => "{msg}".to_owned(),
+                _ => format!("{{bar:{width}.cyan}} {{msg}}"),
+            };
             // If the template did not parse, this would show the default bar.
             let style = ProgressStyle::with_template(&template);
             self.bar.set_style(style.unwrap_or(ProgressStyle::default_bar()));
             self.width = Some(width);
         }
-        self.bar.set_message(text);
+        let has_colors = console::colors_enabled_stderr();
+        let lines: Vec<_> = lines.iter().map(|parts| line(parts, has_colors)).collect();
+        self.bar.set_message(lines.join("\n"));
     }
 
-    /// Lets the bar grow to so many steps.
-    pub fn set_steps(&self, num_steps: u64) {
-        self.bar.set_position(num_steps);
-    }
-
-    /// Writes other lines, by `write`, where this one is now.
+    /// Writes other lines, by `write`, where this stands now.
     pub fn below(&self, write: impl FnOnce()) {
         self.bar.suspend(write);
     }
@@ -102,51 +118,10 @@ impl Drop for Bar {
 
 /// The columns of the terminal that stdout is; `None` if it is none, or does not say.
 pub fn stdout_columns() -> Option<usize> {
-    columns(&Term::stdout())
+    size(&Term::stdout()).map(|(_, columns)| columns.into())
 }
 
-fn columns(terminal: &Term) -> Option<usize> {
-    let (_, columns) = terminal.size_checked()?;
-    Some(usize::from(columns)).filter(|columns| *columns > 0)
-}
-
-/// As many of the parts as a line has place for, the first ones first, and a bar in what remains.
-/// The last column stays free, so that no terminal wraps.
-fn fitted(columns: usize, parts: &[&str]) -> (BarWidth, String) {
-    let columns = columns.saturating_sub(1);
-    let mut text = String::new();
-    for part in parts.iter().filter(|part| !part.is_empty()) {
-        let with = if text.is_empty() { (*part).to_owned() } else { format!("{text}  {part}") };
-        if with.len() > columns {
-            break;
-        }
-        text = with;
-    }
-    match columns.saturating_sub(text.len() + 1) {
-        MIN_BAR.. => (MAX_BAR.min(columns - text.len() - 1), text),
-        _ => (0, text),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_fits_the_terminal() {
-        let parts = ["120/1320", "loss 0.1234", "1m05s left", "5120 examples/s"];
-        for (columns, width, text) in [
-            (120, 30, "120/1320  loss 0.1234  1m05s left  5120 examples/s"),
-            (80, 28, "120/1320  loss 0.1234  1m05s left  5120 examples/s"),
-            (51, 0, "120/1320  loss 0.1234  1m05s left  5120 examples/s"),
-            (50, 15, "120/1320  loss 0.1234  1m05s left"),
-            (40, 5, "120/1320  loss 0.1234  1m05s left"),
-            (24, 0, "120/1320  loss 0.1234"),
-            (9, 0, "120/1320"),
-            (3, 0, ""),
-        ] {
-            assert_eq!(fitted(columns, &parts), (width, text.to_owned()), "{columns}");
-            assert!(width + usize::from(width > 0) + text.len() < columns, "{columns}");
-        }
-    }
+/// Rows and columns.
+fn size(terminal: &Term) -> Option<(u16, u16)> {
+    terminal.size_checked().filter(|(_, columns)| *columns > 0)
 }

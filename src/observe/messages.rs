@@ -1,8 +1,10 @@
 //! Lines on stderr: text for people, or events of `tracing`. What is for people is said ([`say`]);
 //! what is for a search for a fault is an event or a span, which `cli::logging` writes.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicU8, Ordering};
+
+use console::Term;
 
 use super::bar::with_bottom;
 
@@ -32,9 +34,37 @@ fn messages_are(messages: Messages) -> bool {
     MESSAGES.load(Ordering::Relaxed) == messages as u8
 }
 
-/// `true` if stderr is a terminal that a person may look at.
-pub(super) fn is_shown() -> bool {
-    io::stderr().is_terminal() && messages_are(Messages::Text)
+/// The form in which stderr shows how far the program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ProgressForm {
+    /// A line every few seconds. This is the default.
+    Lines,
+    /// At the bottom of the terminal that stderr is, in a block that is drawn anew again and again.
+    Block,
+    /// Not at all.
+    Nothing,
+}
+
+static PROGRESS: AtomicU8 = AtomicU8::new(ProgressForm::Lines as u8);
+
+/// Decides for the whole process in which form progress is shown.
+pub fn set_progress(form: ProgressForm) {
+    PROGRESS.store(form as u8, Ordering::Relaxed);
+}
+
+pub(super) fn progress_form() -> ProgressForm {
+    let stored = PROGRESS.load(Ordering::Relaxed);
+    let is_stored = |form: &ProgressForm| *form as u8 == stored;
+    [ProgressForm::Block, ProgressForm::Nothing]
+        .into_iter()
+        .find(is_stored)
+        .unwrap_or(ProgressForm::Lines)
+}
+
+/// `true` if stderr is a terminal on which lines can be drawn anew.
+pub fn can_draw() -> bool {
+    Term::stderr().is_term() && !console::is_dumb()
 }
 
 /// Tells the user something. A text that begins with `warning: ` or `error: ` is one.
@@ -54,7 +84,7 @@ pub fn say(text: &str) {
     }
 }
 
-/// Writes a line to stderr, above the progress bar if there is one.
+/// Writes a line to stderr, above what stands at the bottom of the terminal.
 pub fn write_line(text: &str) {
     // A closed stderr is not an error.
     let write = || drop(writeln!(io::stderr().lock(), "{text}"));

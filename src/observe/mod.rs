@@ -1,6 +1,6 @@
 //! The events of a run ([`RunEvent`]), and where they go ([`Sink`]): a line per step in
 //! `metrics.jsonl`, one object in `summary.json`, TensorBoard's files, a trace for Perfetto, an
-//! endpoint for Prometheus, and a progress bar or lines on stderr (phase: run).
+//! endpoint for Prometheus, and a block or lines on stderr (phase: run).
 //!
 //! Sinks only report; `train` decides. Between the start and the end of the steps, a sink can
 //! neither stop nor slow a run: what takes time goes through a [`Writer`], which says where that
@@ -16,6 +16,7 @@ mod histogram;
 mod http;
 mod jsonl;
 mod layers;
+mod live;
 mod messages;
 mod metric;
 mod noise;
@@ -46,7 +47,9 @@ pub use histogram::HistogramBuckets;
 pub use http::{HttpAnswer, HttpRequest, HttpServer};
 pub use jsonl::Jsonl;
 pub use layers::LayersFile;
-pub use messages::{MESSAGE_TARGET, Messages, say, set_messages, write_line};
+pub use messages::{
+    MESSAGE_TARGET, Messages, ProgressForm, can_draw, say, set_messages, set_progress, write_line,
+};
 pub use metric::{Metric, MetricValues};
 pub use noise::{NoiseAverages, describe_noise};
 pub use progress::ProgressDisplay;

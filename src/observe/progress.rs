@@ -1,13 +1,15 @@
-//! Progress on stderr: a bar on a terminal, a line every few seconds elsewhere.
+//! Progress on stderr: a block on a terminal, a line every few seconds elsewhere.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use super::MetricValues;
 use super::bar::{Bar, with_bottom};
-use super::messages::{Said, is_shown, say};
+use super::live::{Live, shown};
+use super::messages::{ProgressForm, Said, progress_form, say};
+use super::{LaunchMetrics, MetricValues, RunEvent};
 
-/// Shows the step, its metrics, examples per second and the remaining time on stderr.
+/// Shows the step, its metrics, examples per second and the remaining time on stderr, and on a
+/// terminal more of what happens.
 pub struct ProgressDisplay {
     view: View,
     rate: Rate,
@@ -18,30 +20,34 @@ pub struct ProgressDisplay {
 }
 
 enum View {
-    /// The line at the bottom of the terminal.
-    Bar,
+    /// At the bottom of the terminal.
+    Block,
     Lines {
         out: Box<dyn Write + Send>,
         every: Duration,
         last: Option<Instant>,
     },
+    Nothing,
 }
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 impl ProgressDisplay {
-    /// A bar if stderr is a terminal, else a line every five seconds. `first_step` is not 0 if the
-    /// run continues another.
+    /// In the form that the process has. `first_step` is not 0 if the run continues another.
     pub fn new(first_step: u64, total_steps: u64, global_batch: usize) -> Self {
-        if !is_shown() {
-            return Self::lines(Box::new(Said), LINE_EVERY, first_step, total_steps, global_batch);
-        }
-        let mut bar = Bar::of_steps(total_steps);
-        bar.show(&[&format!("{first_step}/{total_steps}")]);
-        bar.set_steps(first_step);
-        with_bottom(|bottom| *bottom = Some(bar));
-        let rate = Rate::new(first_step);
-        Self { view: View::Bar, rate, global_batch, total_steps, last: None }
+        let view = match progress_form() {
+            ProgressForm::Lines => {
+                View::Lines { out: Box::new(Said), every: LINE_EVERY, last: None }
+            }
+            ProgressForm::Block => {
+                let mut bar = Bar::of_run(Live::new(first_step, total_steps));
+                bar.draw();
+                with_bottom(|bottom| *bottom = Some(bar));
+                View::Block
+            }
+            ProgressForm::Nothing => View::Nothing,
+        };
+        Self { view, rate: Rate::new(first_step), global_batch, total_steps, last: None }
     }
 
     /// Lines written to `out`, at most one per `every`.
@@ -57,43 +63,54 @@ impl ProgressDisplay {
         Self { view, rate, global_batch, total_steps, last: None }
     }
 
-    /// Shows that a launch has ended, after `num_steps` steps in all, the last with these metrics.
-    /// The launch took `duration`, without evaluations and the like.
-    pub fn launch(&mut self, num_steps: u64, metrics: &MetricValues, duration: Duration) {
+    /// Shows that a launch has ended. Its duration is without evaluations and the like.
+    pub fn launch(&mut self, launch: &LaunchMetrics) {
+        let Some(last_step) = launch.steps.last() else { return };
+        let (num_steps, metrics) = (last_step.step + 1, &last_step.values);
         let now = Instant::now();
-        self.rate.update(num_steps, duration);
+        self.rate.update(num_steps, launch.duration);
+        let total_steps = self.total_steps;
         let per_sec = || per_sec(&self.rate, self.global_batch);
-        let left = || left(&self.rate, self.total_steps.saturating_sub(num_steps));
+        let left = || left(&self.rate, total_steps.saturating_sub(num_steps));
+        let line = || format!("step {num_steps}/{total_steps} {}{}", describe(metrics), per_sec());
         match &mut self.view {
-            View::Bar => {
-                let counter = format!("{num_steps}/{}", self.total_steps);
-                let (metrics, per_sec, left) = (describe(metrics), per_sec(), left());
+            View::Block => {
+                let [per_sec, left] = [per_sec(), left()].map(|text| text.trim_start().to_owned());
                 with_bottom(|bottom| {
                     if let Some(bar) = bottom {
-                        bar.show(&[&counter, &metrics, left.trim_start(), per_sec.trim_start()]);
-                        bar.set_steps(num_steps);
+                        bar.update(|run| run.launch(launch, num_steps, per_sec, left));
                     }
                 });
-                self.last = Some(format!("step {counter} {metrics}{per_sec}"));
+                self.last = Some(line());
             }
             View::Lines { out, every, last } => {
                 let is_due = last.is_none_or(|last| now - last >= *every);
-                if is_due || num_steps == self.total_steps {
+                if is_due || num_steps == total_steps {
                     *last = Some(now);
                     // A closed stderr is not an error.
-                    let (metrics, per_sec, left) = (describe(metrics), per_sec(), left());
-                    let total_steps = self.total_steps;
-                    let line = format!("step {num_steps}/{total_steps} {metrics}{per_sec}{left}\n");
-                    let _ = out.write_all(line.as_bytes());
+                    let _ = out.write_all(format!("{}{}\n", line(), left()).as_bytes());
                 }
             }
+            View::Nothing => {}
         }
     }
 
-    /// Writes a line of text, above the bar if there is one.
+    /// Shows something else of the run in the block, if there is one.
+    pub fn event(&mut self, event: &RunEvent) {
+        if let View::Block = self.view {
+            let now = Instant::now();
+            with_bottom(|bottom| {
+                if let Some(bar) = bottom {
+                    bar.update(|run| run.event(event, now));
+                }
+            });
+        }
+    }
+
+    /// Writes a line of text, above the block if there is one.
     pub fn message(&mut self, text: &str) {
         match &mut self.view {
-            View::Bar => say(text),
+            View::Block | View::Nothing => say(text),
             View::Lines { out, .. } => {
                 // As above.
                 let _ = out.write_all(format!("{text}\n").as_bytes());
@@ -101,9 +118,9 @@ impl ProgressDisplay {
         }
     }
 
-    /// Removes the bar and writes its last state as a line. Dropping does the same.
+    /// Removes the block and writes its last state as a line. Dropping does the same.
     pub fn finish(&mut self) {
-        if let View::Bar = self.view {
+        if let View::Block = self.view {
             with_bottom(|bottom| drop(bottom.take()));
         }
         if let Some(last) = self.last.take() {
@@ -120,11 +137,7 @@ impl Drop for ProgressDisplay {
 
 /// `loss 0.1234`, and what else the terminal shows.
 fn describe(metrics: &MetricValues) -> String {
-    let shown = metrics.iter().filter_map(|(metric, value)| {
-        let digits = metric.terminal_digits?;
-        Some(format!("{} {value:.digits$}", metric.name))
-    });
-    shown.collect::<Vec<_>>().join("  ")
+    shown(metrics).map(|(_, text)| text).collect::<Vec<_>>().join("  ")
 }
 
 /// `  5120 examples/s`, or nothing if the rate is not known.
@@ -198,7 +211,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
-    use crate::observe::Metric;
+    use crate::observe::{Metric, StepMetrics};
 
     static LOSS: Metric = Metric::number(Metric::LOSS).on_terminal(4);
     static HIDDEN: Metric = Metric::number("hidden");
@@ -222,10 +235,15 @@ mod tests {
         let out = Shared::default();
         let hour = Duration::from_secs(3600);
         let mut progress = ProgressDisplay::lines(Box::new(out.clone()), hour, 0, 20, 64);
-        for step in 1..=20 {
-            let values = [(&LOSS, 1.0 / step as f64), (&HIDDEN, 7.0), (&COUNT, 3.0)];
-            progress.launch(step, &values.into_iter().collect(), Rate::SAMPLE);
-            if step == 10 {
+        for num_steps in 1..=20 {
+            let values = [(&LOSS, 1.0 / num_steps as f64), (&HIDDEN, 7.0), (&COUNT, 3.0)];
+            let step = StepMetrics { step: num_steps - 1, values: values.into_iter().collect() };
+            progress.launch(&LaunchMetrics {
+                steps: vec![step],
+                duration: Rate::SAMPLE,
+                ..LaunchMetrics::default()
+            });
+            if num_steps == 10 {
                 progress.message("halfway");
             }
         }

@@ -10,6 +10,13 @@ pub struct Terminal {
 }
 
 impl Terminal {
+    /// In the block alone.
+    fn show(&mut self, event: &RunEvent) {
+        if let Some(progress) = &mut self.progress {
+            progress.event(event);
+        }
+    }
+
     fn say(&mut self, text: &str) {
         match &mut self.progress {
             Some(progress) => progress.message(text),
@@ -29,23 +36,26 @@ impl Sink for Terminal {
                 ));
             }
             RunEvent::Launch(launch) => {
-                if let (Some(progress), Some(last)) = (&mut self.progress, launch.steps.last()) {
-                    progress.launch(last.step + 1, &last.values, launch.duration);
+                if let Some(progress) = &mut self.progress {
+                    progress.launch(launch);
                 }
             }
             RunEvent::UpdateSkipped { step, reason, num_skipped } => self.say(&format!(
                 "step {step}: {reason}; its update was skipped ({num_skipped} so far)"
             )),
             RunEvent::Evaluated { eval, .. } => self.say(&describe_eval(eval)),
-            RunEvent::ProcessSlow(slow) => self.say(&format!("warning: {}", slow.text)),
+            RunEvent::ProcessSlow(slow) => {
+                self.show(event);
+                self.say(&format!("warning: {}", slow.text));
+            }
             RunEvent::Message(text) => self.say(text),
             RunEvent::StepsEnded => {
                 if let Some(progress) = &mut self.progress {
                     progress.finish();
                 }
             }
-            RunEvent::LockstepProved { .. } | RunEvent::CheckpointSaved(_) | RunEvent::Ended(_) => {
-            }
+            RunEvent::LockstepProved { .. } | RunEvent::CheckpointSaved(_) => self.show(event),
+            RunEvent::Ended(_) => {}
         }
     }
 }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::bar::{Bar, with_bottom};
-use super::messages::{is_shown, say};
+use super::messages::{ProgressForm, progress_form, say};
 use super::progress::in_words;
 
 /// How often the time is looked at.
@@ -22,8 +22,7 @@ static WAITS: Mutex<Vec<Wait>> = Mutex::new(vec![]);
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// Something that takes time, from now until this is dropped. If it takes long, stderr says what it
-/// is and how long it has taken: on a terminal in the line at the bottom, elsewhere in a line now
-/// and then.
+/// is and how long it has taken: on a terminal at the bottom, elsewhere in a line now and then.
 #[must_use]
 pub struct Waiting {
     id: u64,
@@ -68,9 +67,9 @@ impl Drop for Waiting {
         };
         if ended.is_some_and(|wait| wait.is_on_terminal) {
             with_bottom(|bottom| {
-                drop(bottom.take_if(|bar| !bar.has_steps()));
+                drop(bottom.take_if(|bar| !bar.has_run()));
                 if let Some(bar) = bottom {
-                    bar.end_wait();
+                    bar.set_wait(None);
                 }
             });
         }
@@ -102,19 +101,21 @@ fn monitor() {
         thread::sleep(TICK);
         // Locked until it is shown, so that no line of a wait comes after its end.
         let mut waits = lock();
-        let Some(wait) = waits.last_mut() else { continue };
-        let elapsed = wait.since.elapsed();
-        if !is_shown() {
-            if let Some(line) = wait.due_line(elapsed) {
-                say(&line);
+        let wait = waits.last_mut().map(|wait| (wait.since.elapsed(), wait));
+        match (progress_form(), wait) {
+            (ProgressForm::Lines, Some((elapsed, wait))) => {
+                if let Some(line) = wait.due_line(elapsed) {
+                    say(&line);
+                }
             }
-        } else if elapsed >= ON_TERMINAL {
-            wait.is_on_terminal = true;
-            let time = in_words(elapsed.as_secs_f64());
-            let draw = |bottom: &mut Option<Bar>| {
-                bottom.get_or_insert_with(Bar::of_text).draw(&[&wait.describe(), &time]);
-            };
-            with_bottom(draw);
+            (ProgressForm::Block, Some((elapsed, wait))) if elapsed >= ON_TERMINAL => {
+                wait.is_on_terminal = true;
+                let wait = [wait.describe(), in_words(elapsed.as_secs_f64())];
+                with_bottom(|bottom| bottom.get_or_insert_with(Bar::of_waits).set_wait(Some(wait)));
+            }
+            // Ages grow while a step is taken, and the terminal may have another size.
+            (ProgressForm::Block, _) => with_bottom(|bottom| bottom.iter_mut().for_each(Bar::draw)),
+            (ProgressForm::Lines | ProgressForm::Nothing, _) => {}
         }
     }
 }

@@ -16,6 +16,7 @@
 //! - `plot`: the curves of runs, in every form and of whatever a run has left
 //! - `report`: a page about runs: its numbers, its size, and that nothing recorded is markup
 //! - `report_in_browser`: the page in Chromium, with JavaScript and without
+//! - `restarted`: a run of two processes, of which one is killed and later slow, for both
 //! - `served`: the same page from a server, which follows the run
 //! - `prometheus`: its endpoint shows the run, and clients change nothing in it
 //! - `tensorboard`: its files have the numbers of `metrics.jsonl`
@@ -41,6 +42,7 @@ mod prometheus;
 mod report;
 mod report_in_browser;
 mod reports;
+mod restarted;
 mod run_dir;
 mod schedule;
 mod served;

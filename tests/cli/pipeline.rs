@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{EXAMPLES, file, lockstep, summary, text};
 
-const GPT: &str = r#"
+pub const GPT: &str = r#"
 model = { name = "gpt", num_layers = 4, width = 16, num_heads = 2, context = 8, vocabulary = 32 }
 data = { source = "synthetic_tokens", vocab_size = 32, context = 8, num_examples = 64 }
 train = { global_batch = 16, steps = 4, num_microbatches = 4 }

@@ -4,12 +4,13 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{file, lockstep, metrics, summary, text, train_args};
+use super::restarted::restarted;
+use super::{DIGITS, EXAMPLES, file, lockstep, metrics, summary, text, train_args};
 
 /// Two runs of 44 steps with two evaluations each, made once for all tests: `four` on four
 /// replicas with proofs, `one` on one, with a checkpoint after every step.
@@ -220,33 +221,45 @@ fn damage_is_said_and_not_fatal() {
     assert!(page.contains("metrics.jsonl is missing"));
 }
 
-/// A million steps: a page that opens at once, with every outlier.
+/// The page of a million steps, what `--json` says of them, and how long that took: made once for
+/// all tests.
+pub fn long_page() -> &'static (String, Value, Duration) {
+    static LONG: OnceLock<(String, Value, Duration)> = OnceLock::new();
+    LONG.get_or_init(|| {
+        let [four, _] = runs();
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["summary.json", "config.resolved.toml"] {
+            fs::copy(four.join(name), dir.path().join(name)).unwrap();
+        }
+        const NUM_STEPS: usize = 1_000_000;
+        let mut lines = String::with_capacity(300 * NUM_STEPS);
+        for step in 0..NUM_STEPS {
+            let loss = match step {
+                123_456 => 77.25,
+                step => 3.0 / (1.0 + step as f64 * 1e-4) + (step % 17) as f64 * 0.001_234_567_891,
+            };
+            let time = 1_795_772_242.123 + step as f64 * 0.25;
+            let examples = step * 64;
+            write!(lines, "{{\"step\":{step},\"time\":{time},\"examples\":{examples},").unwrap();
+            // Short numbers, of which reading takes less time.
+            write!(lines, "\"lr\":0.0002,\"loss\":{loss},\"grad_norm\":1.5,\"num_skipped\":0")
+                .unwrap();
+            lines +=
+                ",\"step_ms\":33.5,\"launch_delay_ms\":0.0,\"host_ms\":1.5,\"data_wait_ms\":0.25";
+            lines += if step % 1000 == 999 { ",\"eval_loss\":1.23456789}\n" } else { "}\n" };
+        }
+        file(dir.path(), "metrics.jsonl", lines.as_bytes());
+        let begun = Instant::now();
+        let (page, json) = report(&[dir.path()]);
+        (page, json, begun.elapsed())
+    })
+}
+
+/// Every outlier is there.
 #[test]
 fn a_long_run_is_a_small_page() {
-    let [four, _] = runs();
-    let dir = tempfile::tempdir().unwrap();
-    for name in ["summary.json", "config.resolved.toml"] {
-        fs::copy(four.join(name), dir.path().join(name)).unwrap();
-    }
-    const NUM_STEPS: usize = 1_000_000;
-    let mut lines = String::with_capacity(300 * NUM_STEPS);
-    for step in 0..NUM_STEPS {
-        let loss = match step {
-            123_456 => 77.25,
-            step => 3.0 / (1.0 + step as f64 * 1e-4) + (step % 17) as f64 * 0.001_234_567_891,
-        };
-        let time = 1_795_772_242.123 + step as f64 * 0.25;
-        let examples = step * 64;
-        write!(lines, "{{\"step\":{step},\"time\":{time},\"examples\":{examples},").unwrap();
-        // Short numbers, of which reading takes less time.
-        write!(lines, "\"lr\":0.0002,\"loss\":{loss},\"grad_norm\":1.5,\"num_skipped\":0").unwrap();
-        lines += ",\"step_ms\":33.5,\"launch_delay_ms\":0.0,\"host_ms\":1.5,\"data_wait_ms\":0.25";
-        lines += if step % 1000 == 999 { ",\"eval_loss\":1.23456789}\n" } else { "}\n" };
-    }
-    file(dir.path(), "metrics.jsonl", lines.as_bytes());
-    let begun = Instant::now();
-    let (page, json) = report(&[dir.path()]);
-    println!("{} bytes in {:?}", page.len(), begun.elapsed());
+    let (page, json, took) = long_page();
+    println!("{} bytes in {took:?}", page.len());
     assert!(page.len() < 5_000_000, "{} bytes", page.len());
     let levels = json["runs"][0]["curves"]["steps"].as_array().unwrap();
     assert!(levels.len() > 1);
@@ -254,7 +267,102 @@ fn a_long_run_is_a_small_page() {
         let most = level["series"]["loss"]["max"].as_array().unwrap();
         assert!(most.contains(&77.25.into()));
     }
-    assert!(page.contains("The loss went up to 77.2500 in step 123456"));
+    assert!(page.contains("The training loss went up to 77.2500 in step 123456"));
+    assert!(page.contains("num_skipped</th><td class=\"number\">0</td>"));
+}
+
+/// Four runs as a newcomer may have them: the page names the cause, and what to change.
+#[test]
+fn the_page_of_a_bad_run_leads_to_the_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let (rate, saves, input) =
+        (dir.path().join("rate"), dir.path().join("saves"), dir.path().join("input"));
+    let config = fs::read_to_string(DIGITS).unwrap();
+    let (before, rest) = config.split_once("[optimizer]").unwrap();
+    let (_, after) = rest.split_once("[schedule]").unwrap();
+    let config = format!("{before}[optimizer]\nname = \"sgd\"\nmomentum = 0.9\n[schedule]{after}");
+    let config = config.replace("data/", &format!("{EXAMPLES}/data/"));
+    let config = file(dir.path(), "sgd.toml", config.as_bytes());
+    // A peak of 0.1 trains it.
+    let sets = ["schedule.peak=3.0", "train.epochs=5"].map(|set| ["--set", set]).concat();
+    lockstep(&[&["train", text(&config), "--out", text(&rate)][..], &sets].concat()).succeeded();
+    let sets = ["checkpoint.every_steps=1", "train.epochs=4"];
+    lockstep(&train_args(&sets, &["--out", text(&saves)])).succeeded();
+    // A disk that is slow: as the loop would record it.
+    let [four, _] = runs();
+    fs::create_dir(&input).unwrap();
+    for name in ["summary.json", "config.resolved.toml"] {
+        fs::copy(four.join(name), input.join(name)).unwrap();
+    }
+    let mut lines = String::new();
+    for mut line in metrics(&four) {
+        let step_ms = line["step_ms"].as_f64().unwrap();
+        (line["step_ms"], line["data_wait_ms"]) = ((step_ms + 50.0).into(), 50.0.into());
+        line["launch_delay_ms"] = 50.0.into();
+        writeln!(lines, "{line}").unwrap();
+    }
+    file(&input, "metrics.jsonl", lines.as_bytes());
+    for (run, kind, words) in [
+        (&*rate, "bad", &["The training loss went up to ", "Lower the peak of the rate"][..]),
+        (&saves, "warning", &["most come before a checkpoint. Save less often"]),
+        (&input, "warning", &["The devices wait for data in ", "the input does not keep up"]),
+        (&restarted().0, "bad", &["Process 1 on ", "All others wait for it"]),
+    ] {
+        let (_, json) = report(&[run]);
+        let verdicts = json["runs"][0]["verdicts"].as_array().unwrap();
+        let is_it = |verdict: &&Value| {
+            let text = verdict["text"].as_str().unwrap();
+            verdict["kind"] == kind && words.iter().all(|words| text.contains(words))
+        };
+        assert_eq!(verdicts.iter().filter(is_it).count(), 1, "{words:?}: {verdicts:#?}");
+        // No sentence calls well what is not.
+        let calm = ["No wait takes a large part", "The training loss fell"];
+        let calm = if run == rate { calm[1] } else { calm[0] };
+        assert!(!json["runs"][0]["verdicts"].to_string().contains(calm), "{verdicts:#?}");
+    }
+}
+
+/// Against a calculation from the events of a run with a restart, and against a clock beside it.
+#[test]
+fn the_goodput_of_a_run_with_a_kill_is_that_of_its_events() {
+    let (run, took) = restarted();
+    let (_, json) = report(&[&run]);
+    let goodput = &json["runs"][0]["goodput"];
+    let (lines, summary) = (metrics(&run), summary(&run));
+    let number = |value: &Value| value.as_f64().unwrap();
+    let [first, second] = &summary["generation_starts"].as_array().unwrap()[..] else {
+        panic!("{summary}")
+    };
+    let resumed = second["step"].as_u64().unwrap() as usize;
+    assert!(resumed > 0 && lines.len() > resumed);
+    // The job began before the first launch ended, and ended with its last process.
+    let phases = [
+        "agree_secs",
+        "join_secs",
+        "plugin_secs",
+        "programs_secs",
+        "state_secs",
+        "first_step_secs",
+    ];
+    let first_start: f64 = phases.iter().map(|phase| number(&first[phase])).sum();
+    let begun = number(&lines[0]["time"]) - first_start;
+    let last_process = number(&lines[resumed]["time"]) - number(&summary["first_step_secs"]);
+    let total = last_process + number(&summary["wall_secs"]) - begun;
+    // What is computed after the first launch of each attempt, and is no wait for anything.
+    let useful = lines.iter().enumerate().filter(|(step, _)| ![0, resumed].contains(step));
+    let useful = useful.map(|(_, line)| {
+        number(&line["step_ms"])
+            - number(&line["launch_delay_ms"])
+            - line["collective_wait_ms"].as_f64().unwrap_or(0.0)
+    });
+    let share = useful.sum::<f64>() / 1e3 / total;
+    let shown = number(&goodput["share"]);
+    assert!((shown / share - 1.0).abs() < 0.01, "{shown} of {goodput}, and {share} of {total} s");
+    let shown = number(&goodput["total_secs"]);
+    assert!((shown / total - 1.0).abs() < 0.01, "{shown} and {total} s");
+    // The supervisor starts and ends around that.
+    let around = took.as_secs_f64() - total;
+    assert!((0.0..1.5).contains(&around), "{took:?} and {total} s");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::interrupted::Running;
-use super::{lockstep, text, train_args};
+use super::{lockstep, metrics, summary, text, train_args};
 
 /// The answer to a request, and an empty text if there is none.
 fn ask(address: SocketAddr, request: &str) -> String {
@@ -88,6 +88,41 @@ fn a_page_that_is_served_follows_its_run() {
     server.send("INT");
     assert_eq!(server.exit_code(), Some(130));
     assert_eq!(server.stdout(), format!("http://{address}/\n"));
+}
+
+/// The page of a run that goes on, while 100 clients are silent, slow or send garbage.
+#[test]
+fn what_clients_do_changes_nothing_in_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let [alone, watched] = ["alone", "watched"].map(|name| dir.path().join(name));
+    let sets = ["model.hidden=[8]", "train.epochs=150"];
+    lockstep(&train_args(&sets, &["--out", text(&alone)])).succeeded();
+    let train = train_args(&sets, &["--out", text(&watched)]);
+    let (mut run, said) = Running::with_stderr_in(dir.path(), &train);
+    run.until_begun(&watched);
+    let server = tempfile::tempdir().unwrap();
+    let (address, mut server) = serving(server.path(), &watched, "127.0.0.1");
+    let (mut others, mut num_answers) = (vec![], 0);
+    run.until("its end", |child| {
+        let garbage = [&b""[..], b"GET /vers", b"\x16\x03\x01\0\xff\n\r", &[b'a'; 9000]];
+        if others.len() < 100 {
+            others.extend(garbage.iter().filter_map(|garbage| {
+                let mut stream = TcpStream::connect(address).ok()?;
+                // One that was refused or cut off is what is wanted.
+                let _ = stream.write_all(garbage);
+                Some(stream)
+            }));
+        }
+        num_answers += usize::from(get(address, "/version").starts_with("HTTP/1.1 200"));
+        child.try_wait().unwrap().is_some()
+    });
+    assert_eq!(run.exit_code(), Some(0), "{}", fs::read_to_string(said).unwrap());
+    assert_eq!(others.len(), 100);
+    assert!(num_answers > 0);
+    assert_eq!(summary(&alone)["params_fingerprint"], summary(&watched)["params_fingerprint"]);
+    assert_eq!(metrics(&watched).len(), 3300);
+    drop(others);
+    server.until("an answer", |_| get(address, "/").starts_with("HTTP/1.1 200"));
 }
 
 #[test]

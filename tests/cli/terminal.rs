@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use super::{BINARY, DIGITS, install_plugin, train_args};
+use super::{BINARY, DIGITS, install_plugin, lockstep, text, train_args};
 
 /// Runs its arguments on a terminal of their own, and passes on what they write there.
 const ON_A_TERMINAL: &str = "
@@ -10,59 +10,153 @@ import os, pty, sys
 sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))
 ";
 
-/// A line of a terminal as it looks in the end: what was written last from its beginning on.
-fn as_seen(line: &str) -> &str {
-    let line = line.trim_end_matches('\r');
-    let from = line.rfind("\u{1b}[2K").map_or(0, |at| at + "\u{1b}[2K".len());
-    let line = &line[from..];
-    line.rsplit('\r').next().unwrap_or(line)
+/// What the arguments write on a terminal of this many columns, and how they ended.
+fn on_a_terminal(columns: u16, args: &[String], env: &[(&str, &str)]) -> (String, bool) {
+    let sized = format!("stty rows {ROWS} cols {columns}; exec \"$0\" \"$@\"");
+    let mut command = Command::new("python3");
+    command.args(["-c", ON_A_TERMINAL, "sh", "-c", &sized]).args(args);
+    command.env("TERM", "xterm").env_remove("NO_COLOR").envs(env.iter().copied());
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    (String::from_utf8(output.stdout).unwrap(), output.status.success())
 }
 
-#[test]
-fn the_bar_leaves_a_line_and_the_result_is_shown_once() {
-    install_plugin();
+const ROWS: u16 = 24;
+const CLEAR: &str = "\u{1b}[2K";
+
+/// What stood on the terminal whenever something had been drawn, the last one in the end.
+fn screens(seen: &str, columns: u16) -> Vec<Vec<String>> {
+    let mut terminal = vt100::Parser::new(ROWS.try_into().unwrap(), columns.try_into().unwrap(), 0);
+    let mut screens = vec![];
+    // All lines of a block are cleared before it is drawn anew: just before, it is whole.
+    for (number, drawn) in seen.split(CLEAR).enumerate() {
+        if number > 0 {
+            terminal.process(CLEAR.as_bytes());
+        }
+        terminal.process(drawn.as_bytes());
+        screens.push(terminal.screen().rows(0, columns).collect());
+    }
+    screens
+}
+
+/// A run that takes about a second, and its arguments.
+fn run(more: &[&str]) -> Vec<String> {
     let sets = [
         "train.epochs=60",
         "train.steps_per_launch=22",
-        "train.check_lockstep_every=0",
+        "train.check_lockstep_every=220",
         "mesh.data=2",
     ];
-    let mut command = Command::new("python3");
-    command.args(["-c", ON_A_TERMINAL, BINARY]).args(train_args(&sets, &[]));
-    command.env("TERM", "xterm").stdin(Stdio::null());
-    let output = command.output().unwrap();
-    let seen = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{seen}");
-    assert!(seen.contains('█'), "there is no bar: {seen}");
-    let lines: Vec<_> = seen.trim_end().lines().map(as_seen).collect();
-    let [.., step, evaluation] = &lines[..] else { panic!("{seen}") };
-    let evaluation_and_step = [*evaluation, *step];
-    assert!(
-        evaluation_and_step.iter().any(|line| line.starts_with("evaluation after 1320 steps: ")),
-        "{lines:#?}"
-    );
-    let accuracies = lines.iter().filter(|line| line.contains("accuracy 0."));
-    assert_eq!(accuracies.count(), 1, "{lines:#?}");
-    let step = evaluation_and_step.iter().find(|line| line.starts_with("step 1320/1320 loss "));
-    let step = step.unwrap_or_else(|| panic!("{lines:#?}"));
-
-    // Measured over launches: this takes no machine less than 20 microseconds a step.
-    let words: Vec<_> = step.split_whitespace().collect();
-    let at = words.iter().position(|word| *word == "examples/s").unwrap();
-    let rate: f64 = words[at - 1].parse().unwrap();
-    assert!(rate < 3e6, "{step}");
+    [BINARY.to_owned()].into_iter().chain(train_args(&sets, more)).collect()
 }
 
 #[test]
-fn bars_and_schedules_fit_forty_columns() {
+fn the_block_leaves_a_line_and_the_result_is_shown_once() {
     install_plugin();
-    let narrow = "stty rows 24 cols 40; exec \"$0\" \"$@\"";
+    let dir = tempfile::tempdir().unwrap();
+    for (columns, colors) in [(40, true), (80, false), (120, true)] {
+        let out = dir.path().join(columns.to_string());
+        let args = run(&["--out", text(&out), "--set", "checkpoint.every_steps=220"]);
+        let env = [("NO_COLOR", "1")];
+        let (seen, is_done) = on_a_terminal(columns, &args, if colors { &[] } else { &env });
+        assert!(is_done, "{seen}");
+        assert_eq!(seen.contains("\u{1b}[36m"), colors, "{seen}");
+        let screens = screens(&seen, columns);
+        let blocks: Vec<_> =
+            screens.iter().filter(|rows| rows.iter().any(|row| row.contains("lr "))).collect();
+        let has = |text: &str| blocks.iter().any(|rows| rows.iter().any(|row| row.contains(text)));
+        for part in ["█", "/1320", "loss ", "▁", "examples/s", "lr ", "proved ", "checkpoint "]
+        {
+            assert!(has(part), "{columns}: {part} is missing: {blocks:#?}");
+        }
+        for row in blocks.iter().flat_map(|rows| rows.iter()).filter(|row| row.contains("lr ")) {
+            assert!(row.trim_end().chars().count() < usize::from(columns), "{row}");
+        }
+        // The block is gone, and each line about the end is there once.
+        let last = screens.last().unwrap().join("");
+        assert!(!last.contains(['█', '▁']) && !last.contains("proved"), "{columns}: {last}");
+        for line in ["evaluation after 1320 steps: ", " accuracy 0.", "step 1320/1320 loss "] {
+            assert_eq!(last.matches(line).count(), 1, "{columns}: {line}: {last}");
+        }
+
+        // Measured over launches: this takes no machine less than 20 microseconds a step.
+        let (_, step) = last.split_once("step 1320/1320 loss ").unwrap();
+        let words: Vec<_> = step.split_whitespace().collect();
+        let at = words.iter().position(|word| *word == "examples/s").unwrap();
+        let rate: f64 = words[at - 1].parse().unwrap();
+        assert!(rate < 3e6, "{step}");
+    }
+}
+
+#[test]
+fn the_block_follows_the_size_of_the_terminal() {
+    install_plugin();
+    let resizing = "(sleep 2; stty -F /dev/tty cols 50) & exec \"$0\" \"$@\"";
+    let mut args = ["sh", "-c", resizing].map(str::to_owned).to_vec();
+    args.extend(run(&["--set", "train.epochs=400"]));
+    let (seen, is_done) = on_a_terminal(100, &args, &[]);
+    assert!(is_done, "{seen}");
+    let drawn = console::strip_ansi_codes(&seen).into_owned();
+    let bars: Vec<_> = drawn.split(['\r', '\n']).filter(|line| line.contains('█')).collect();
+    // A row is filled up to the width of the terminal, but not with what it shows.
+    let filled = |line: &str| line.chars().count() / 3;
+    let (first, last) = (bars.first().unwrap(), bars.last().unwrap());
+    assert!(filled(first) >= 100 && filled(last) <= 67, "{first}\n{last}");
+}
+
+#[test]
+fn the_form_of_progress_can_be_chosen() {
+    install_plugin();
+    // Rates differ from run to run.
+    let steady = |seen: &str| -> Vec<String> {
+        let lines = seen.lines().map(|line| line.trim_end_matches('\r'));
+        let steps = lines.filter(|line| !line.contains("so far)"));
+        let without_rate = |line: &str| match line.split_once(" examples/s") {
+            Some((line, _)) => line.rsplit_once("  ").unwrap().0.to_owned(),
+            None => line.to_owned(),
+        };
+        steps.map(without_rate).collect()
+    };
+    let args = |form: &[&str]| run(&[&["--set", "train.epochs=4"][..], form].concat());
+    let elsewhere = lockstep(&args(&[])[1..]).succeeded();
+    assert!(elsewhere.stdout.starts_with("evaluation: accuracy "), "{}", elsewhere.stdout);
+    let lines = steady(&elsewhere.stderr);
+    let is_step = |line: &&String| line.starts_with("step ");
+    assert!(lines.iter().any(|line| line.starts_with("step 22/88 loss ")), "{lines:#?}");
+    assert!(lines.iter().any(|line| line.starts_with("step 88/88 loss ")), "{lines:#?}");
+    assert!(!elsewhere.stderr.contains(['\u{1b}', '\r', '█']), "{}", elsewhere.stderr);
+    // The same in bytes, on a terminal too.
+    let (plain, is_done) = on_a_terminal(80, &args(&["--progress", "plain"]), &[]);
+    assert!(is_done && !plain.contains('\u{1b}'), "{plain}");
+    assert_eq!(steady(&plain), lines);
+    // A terminal on which nothing can be drawn anew.
+    let (dumb, is_done) = on_a_terminal(80, &args(&[]), &[("TERM", "dumb")]);
+    assert!(is_done && !dumb.contains('\u{1b}'), "{dumb}");
+    assert_eq!(steady(&dumb), lines);
+
+    let none = lockstep(&args(&["--progress", "none"])[1..]).succeeded();
+    let without: Vec<_> = lines.iter().filter(|line| !is_step(line)).cloned().collect();
+    assert!(!without.is_empty());
+    assert_eq!(steady(&none.stderr), without);
+
+    let (rich, is_done) = on_a_terminal(80, &args(&["--progress", "rich"]), &[]);
+    assert!(is_done && rich.contains('█'), "{rich}");
+    for (more, expected) in [
+        (&[][..], "--progress rich needs stderr to be a terminal"),
+        (&["--log-json"], "--progress rich cannot be used with --log-json"),
+        (&["-q"], "--progress rich cannot be used with --quiet"),
+    ] {
+        let refused = lockstep(&args(&[&["--progress", "rich"], more].concat())[1..]);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        assert!(refused.stderr.contains(expected), "{}", refused.stderr);
+    }
+}
+
+#[test]
+fn schedules_and_curves_fit_forty_columns() {
+    install_plugin();
     let show = |args: &[String]| {
-        let mut command = Command::new("python3");
-        command.args(["-c", ON_A_TERMINAL, "sh", "-c", narrow, BINARY]).args(args);
-        let output = command.env("TERM", "xterm").stdin(Stdio::null()).output().unwrap();
-        let seen = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success(), "{args:?}: {seen}");
+        let (seen, is_done) = on_a_terminal(40, &[&[BINARY.to_owned()], args].concat(), &[]);
+        assert!(is_done, "{args:?}: {seen}");
         seen
     };
     let longest =
@@ -81,14 +175,10 @@ fn bars_and_schedules_fit_forty_columns() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("a-run-with-a-name-of-more-than-forty-characters");
     let out = out.to_str().unwrap();
-    let seen = show(&train_args(&["train.epochs=4", "mesh.data=1"], &["--out", out]));
+    show(&train_args(&["train.epochs=4", "mesh.data=1"], &["--out", out]));
     for runs in [&[out][..], &[out, out]] {
         let args: Vec<_> = ["plot"].iter().chain(runs).map(ToString::to_string).collect();
         let seen = console::strip_ansi_codes(&show(&args)).into_owned();
         assert!((39..=40).contains(&longest(&seen)), "{seen}");
     }
-    let drawn = seen.split(['\r', '\n']).map(|line| line.replace("\u{1b}[2K", ""));
-    let bars: Vec<_> = drawn.filter(|line| line.contains('█')).collect();
-    assert!(!bars.is_empty(), "{seen}");
-    assert!(longest(&bars.join("\n")) < 40, "{bars:#?}");
 }

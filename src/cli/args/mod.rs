@@ -43,6 +43,23 @@ pub struct LogArgs {
     /// Write everything on stderr as lines of JSON
     #[arg(long, global = true)]
     pub log_json: bool,
+    /// How far the program is: a block at the bottom of the terminal, or lines
+    #[arg(long, global = true, value_enum, value_name = "FORM", default_value_t)]
+    pub progress: ProgressArg,
+}
+
+/// How progress is shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
+pub enum ProgressArg {
+    /// The block where stderr is a terminal, lines elsewhere
+    #[default]
+    Auto,
+    /// A line every few seconds
+    Plain,
+    /// The block; an error where stderr is no terminal
+    Rich,
+    /// Only messages
+    None,
 }
 
 /// The commands.

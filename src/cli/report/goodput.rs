@@ -1,19 +1,22 @@
 //! Where the time of a run went, from what its directory records. Everything else is said to be not
 //! recorded.
 //!
-//! `summary.json` has times of the last process only: how long it took to the end of its first
-//! launch, and in all. `step_ms` of `metrics.jsonl` has neither evaluations nor proofs nor
-//! checkpoints: those lie between the steps.
+//! `summary.json` has times of the last process: how long it took to the end of its first launch,
+//! and in all; and of the starts of earlier attempts under the same supervisor. `step_ms` of
+//! `metrics.jsonl` has neither evaluations nor proofs nor checkpoints: those lie between the steps.
+
+use std::ops::Range;
 
 use serde::Serialize;
 
 use super::read::{RunFiles, StepTable};
+use crate::observe::GenerationStart;
 
 /// Where the time went.
 #[derive(Serialize)]
 pub struct Goodput {
-    /// From the start of the process, or for a run that was continued from its first recorded step,
-    /// to its end, in seconds.
+    /// From the start of the job, or of the process if it had one; if that is not recorded for a
+    /// run that was continued, from its first recorded step; to its end, in seconds.
     pub total_secs: Option<f64>,
     /// The share of this in which steps were computed that count.
     pub share: Option<f64>,
@@ -59,8 +62,13 @@ impl Goodput {
     pub fn of(run: &RunFiles) -> Self {
         let steps = &run.steps;
         let attempt = Attempt::last_of(run);
+        let earlier = EarlierStart::of(run, attempt.first);
+        let is_first_launch =
+            |index| earlier.iter().any(|earlier| earlier.first_launch.contains(&index));
         let from = attempt.first_counted;
-        let split = StepSplit::of(steps, |index| index < attempt.first || index >= from);
+        let split = StepSplit::of(steps, |index| {
+            (index < attempt.first || index >= from) && !is_first_launch(index)
+        });
         let mut parts = vec![];
         let mut add = |id, what, secs: Option<f64>, note: String| {
             parts.push(TimePart { id, what, secs, note });
@@ -74,12 +82,16 @@ impl Goodput {
         );
         let start_note = "reading the data, opening the devices, compiling, and the first launch; \
                           compiling alone is not recorded";
+        let has_all = earlier.first().is_some_and(|earlier| earlier.first_launch.start == 0);
         let start_note = match (attempt.start_secs, attempt.first) {
             (None, _) => "not recorded".to_owned(),
             (Some(_), 0) => start_note.to_owned(),
+            (Some(_), _) if has_all => format!("{start_note}; in all attempts that left steps"),
             (Some(_), _) => format!("{start_note}. Starts of earlier attempts are not recorded"),
         };
-        add(START, "start and compilation", attempt.start_secs, start_note);
+        let earlier_starts: f64 = earlier.iter().map(|earlier| earlier.secs).sum();
+        let start_secs = attempt.start_secs.map(|secs| secs + earlier_starts);
+        add(START, "start and compilation", start_secs, start_note);
         add(DATA, "waiting for data", split.data, idle_note(split.data, "batches"));
         add(HOST, "waiting for the host", split.host, idle_note(split.host, "the host's own work"));
         let members_note = match split.members {
@@ -113,7 +125,7 @@ impl Goodput {
         add(REPEATED, "repeated steps, and down", repeated, repeated_note);
         if attempt.first > 0 {
             let note = "evaluations, proofs, checkpoints, and breaks before the last one";
-            let secs = earlier_secs(steps, &attempt);
+            let secs = earlier_secs(steps, &attempt, &earlier);
             add(EARLIER, "between steps of earlier attempts", secs, note.to_owned());
         }
         let known = parts.iter().filter_map(|part| part.secs);
@@ -123,7 +135,7 @@ impl Goodput {
             total_secs,
             share: total_secs.and_then(share),
             share_after_start: total_secs
-                .and_then(|total| share(total - attempt.start_secs.unwrap_or(0.0))),
+                .and_then(|total| share(total - start_secs.unwrap_or(0.0))),
             parts,
         }
     }
@@ -253,23 +265,65 @@ fn repeated(run: &RunFiles, attempt: &Attempt) -> (Option<f64>, String) {
          with step {first}"
     );
     match last_failed.and_then(|failed| failed["step"].as_u64()) {
-        Some(reported) => {
+        // Reports come now and then: the checkpoint may have been saved after the last.
+        Some(reported) if reported > first => {
             // It may have been launched ahead.
-            let num = reported.saturating_sub(first);
+            let num = reported - first;
             note += &format!("; the attempt before was at step {reported}: about {num} repeated");
         }
-        None => note += "; how many steps were repeated is not recorded",
+        _ => note += "; how many steps were repeated is not recorded",
     }
     (secs, note)
 }
 
 /// The time between the steps of attempts before the last.
-fn earlier_secs(steps: &StepTable, attempt: &Attempt) -> Option<f64> {
+fn earlier_secs(steps: &StepTable, attempt: &Attempt, earlier: &[EarlierStart]) -> Option<f64> {
     let times = steps.column("time")?.get(..attempt.first)?;
-    let stepped = steps.column("step_ms")?.get(1..attempt.first)?;
-    let stepped = stepped.iter().filter(|ms| ms.is_finite()).sum::<f64>() / 1e3;
+    // The first launch of all ended where the span begins.
+    let first = times.iter().take_while(|time| Some(*time) == times.first()).count();
+    let is_started = |index: &usize| {
+        earlier.iter().any(|earlier| earlier.first_launch.contains(index)) || *index < first
+    };
+    let step_ms = steps.column("step_ms")?;
+    let stepped = (0..attempt.first).filter(|index| !is_started(index));
+    let stepped = stepped.filter_map(|index| step_ms.get(index)).filter(|ms| ms.is_finite());
+    let started = earlier.iter().filter(|earlier| earlier.first_launch.start > 0);
+    let started: f64 = started.map(|earlier| earlier.secs).sum();
     let span = times.last()? - times.first()?;
-    Some((span - stepped).max(0.0)).filter(|secs| secs.is_finite())
+    let left = span - stepped.sum::<f64>() / 1e3 - started;
+    Some(left.max(0.0)).filter(|secs| secs.is_finite())
+}
+
+/// How an attempt before the last began: one under the same supervisor that left steps.
+struct EarlierStart {
+    /// Indices of the steps of its first launch.
+    first_launch: Range<usize>,
+    /// Until the end of that launch.
+    secs: f64,
+}
+
+impl EarlierStart {
+    /// Those with steps among the first `end`.
+    fn of(run: &RunFiles, end: usize) -> Vec<Self> {
+        let starts = run.summary.get("generation_starts").cloned().unwrap_or_default();
+        let starts: Vec<GenerationStart> = serde_json::from_value(starts).unwrap_or_default();
+        let steps = &run.steps;
+        let index_of = |step: u64| steps.step.partition_point(|other| *other < step);
+        let times = steps.column("time").unwrap_or(&[]);
+        let start_of = |(place, start): (usize, &GenerationStart)| {
+            let first = index_of(start.step);
+            let later = starts.get(place + 1..)?.iter().map(|later| index_of(later.step));
+            let own = times.get(first..later.min()?.min(end))?;
+            let launched = own.iter().take_while(|time| Some(*time) == own.first()).count();
+            let GenerationStart { join_secs, plugin_secs, programs_secs, state_secs, .. } = start;
+            let secs = join_secs + plugin_secs + programs_secs + state_secs;
+            // Later ones agreed while the run was down.
+            let agreed = if place == 0 { start.agree_secs } else { 0.0 };
+            let secs = agreed + secs + start.first_step_secs?;
+            (launched > 0).then_some(Self { first_launch: first..first + launched, secs })
+        };
+        starts.iter().enumerate().filter_map(start_of).collect()
+    }
 }
 
 #[cfg(test)]
@@ -348,5 +402,45 @@ mod tests {
         assert_eq!(goodput.total_secs, Some(1.0 + 42.0));
         let repeated = goodput.parts.iter().find(|part| part.id == REPEATED).unwrap();
         assert!(repeated.note.ends_with("at step 4: about 2 repeated"), "{}", repeated.note);
+    }
+
+    /// The same with a supervisor, which knows how the first attempt began: at 95.
+    #[test]
+    fn the_starts_of_earlier_attempts_are_no_steps() {
+        let steps = [
+            [0.0, 100.0, 1000.0, 0.0, 0.0],
+            [1.0, 102.0, 1500.0, 0.0, 0.0],
+            // Another attempt, which began with its processes at 110.
+            [2.0, 115.0, 900.0, 0.0, 0.0],
+            [3.0, 116.0, 1000.0, 0.0, 0.0],
+            [4.0, 140.0, 500.0, 0.0, 0.0],
+            [5.0, 141.0, 1000.0, 0.0, 0.0],
+        ];
+        let start = |step: u64, agree: f64, join: f64, first: Option<f64>| {
+            json!({
+                "generation": 1, "after": "start", "num_hosts": 1, "num_processes": 2,
+                "step": step, "agree_secs": agree, "join_secs": join, "plugin_secs": 1.0,
+                "programs_secs": 1.0, "state_secs": 0.0, "first_step_secs": first,
+            })
+        };
+        let summary = json!({
+            "status": "done", "wall_secs": 12.0, "first_step_secs": 10.0,
+            "checkpoint_wait_secs": 0.0, "resumed_from": "/a/checkpoints/step_00000004",
+            "generation_starts": [
+                start(0, 1.0, 1.0, Some(1.0)),
+                // This one failed before it was anywhere.
+                start(2, 3.0, 2.0, None),
+                start(2, 3.0, 2.0, Some(1.0)),
+                start(4, 1.0, 1.0, Some(1.0)),
+            ],
+        });
+        let goodput = Goodput::of(&run(summary, &steps));
+        // Steps 1, 3 and 5.
+        assert_eq!(goodput.secs(COMPUTE), Some(3.5));
+        assert_eq!(goodput.secs(START), Some(5.0 + 5.0 + 10.0));
+        assert_eq!(goodput.secs(REPEATED), Some(14.0));
+        // From 100 to 116 there are 2.5 s of steps and a start of 5 s.
+        assert_eq!(goodput.secs(EARLIER), Some(8.5));
+        assert_eq!(goodput.total_secs, Some(142.0 - 95.0));
     }
 }

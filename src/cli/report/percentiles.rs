@@ -58,6 +58,11 @@ impl Percentiles {
     pub fn is_time(&self) -> bool {
         self.field.ends_with("_ms")
     }
+
+    /// `true` for a whole number, by its name.
+    pub fn is_count(&self) -> bool {
+        self.field.starts_with("num_")
+    }
 }
 
 #[cfg(test)]

@@ -51,7 +51,11 @@ fn percentiles<'a>(
         let name = std::iter::once((column.field.clone(), false));
         // A rate of learning and a loss are compared by their digits; times are not.
         let is_rough = column.is_time() || column.field == "examples_per_sec";
-        let text = if is_rough { rough } else { shown };
+        let text = match column.is_count() {
+            true => count,
+            false if is_rough => rough,
+            false => shown,
+        };
         name.chain(values.map(|value| (text(value), true))).collect()
     };
     table(html, &heads, columns.iter().map(row));

@@ -63,9 +63,10 @@ pub fn serve(dirs: &[PathBuf], address: &HostPort) -> Result<ExitCode> {
     let (page, is_wanted) = (Mutex::new(first), AtomicBool::new(false));
     let served = Arc::new(Served { page, token, is_wanted });
     let answered = served.clone();
+    // Before anybody is answered, who might then end this.
+    let ended = signals::Ending::watch().context("cannot wait for signals")?;
     let _server = HttpServer::start(listener, MAX_TIME, move |request| answered.answer(request))
         .with_context(failed)?;
-    let ended = signals::Ending::watch().context("cannot wait for signals")?;
     print_line(&place)?;
     say("serving the page until Ctrl-C; it follows what the runs write");
     let mut has_said = false;

@@ -127,11 +127,39 @@ fn learning(run: &RunFiles, say: Say<'_>) {
     }
     let part = loss.len().div_ceil(10);
     let ends = mean(&loss[..part]).zip(mean(&loss[loss.len() - part..]));
-    let Some((first, last)) = ends else { return };
+    let Some((mut first, last)) = ends else { return };
+    let start = mean(&loss[..part.min(3)]).unwrap_or(first);
+    let worst = loss.iter().enumerate().filter(|(_, loss)| loss.is_finite());
+    let worst = worst.max_by(|a, b| a.1.total_cmp(b.1));
+    if let Some((at, worst)) = worst.filter(|(at, worst)| *at > 0 && **worst > 2.0 * start.abs()) {
+        let rate = steps.column("lr").and_then(|lr| lr.get(at)).copied();
+        let rate = rate.map_or(String::new(), |rate| format!(", at a rate of {}", shown(rate)));
+        let has_recovered = last < 0.5 * start.abs();
+        let text = format!(
+            "The training loss went up to {} in step {}{rate}; it began at {} and is {} at the end \
+             (mean of the last {}). Lower the peak of the rate, or lengthen the warm-up.",
+            shown(*worst),
+            steps.step.get(at).copied().unwrap_or(0),
+            shown(start),
+            shown(last),
+            counted(part as u64, "step")
+        );
+        say(if has_recovered { VerdictKind::Warning } else { VerdictKind::Bad }, text);
+        // Beside such a peak everything later looks small.
+        if !has_recovered {
+            return;
+        }
+        if at < part {
+            first = start;
+        }
+    }
     let change = format!(
-        "from {} (mean of the first {}) to {} (of the last)",
+        "from {} ({}) to {} (of the last)",
         shown(first),
-        counted(part as u64, "step"),
+        match first == start {
+            true => "at its beginning".to_owned(),
+            false => format!("mean of the first {}", counted(part as u64, "step")),
+        },
         shown(last)
     );
     let range = first.abs().max(1e-12);
@@ -150,23 +178,6 @@ fn learning(run: &RunFiles, say: Say<'_>) {
                  or too low, or labels may not belong to their examples."
             ),
         ),
-    }
-    let start = mean(&loss[..part.min(3)]).unwrap_or(first);
-    let worst = loss.iter().enumerate().filter(|(_, loss)| loss.is_finite());
-    let worst = worst.max_by(|a, b| a.1.total_cmp(b.1));
-    if let Some((at, worst)) = worst.filter(|(at, worst)| *at > 0 && **worst > 2.0 * start.abs()) {
-        let rate = steps.column("lr").and_then(|lr| lr.get(at)).copied();
-        let rate = rate.map_or(String::new(), |rate| format!(", at a rate of {}", shown(rate)));
-        say(
-            VerdictKind::Warning,
-            format!(
-                "The loss went up to {} in step {}{rate}; it began at {}. Lower the peak of the \
-                 rate, or lengthen the warm-up.",
-                shown(*worst),
-                steps.step.get(at).copied().unwrap_or(0),
-                shown(start)
-            ),
-        );
     }
 }
 
@@ -282,7 +293,8 @@ fn times(run: &RunFiles, goodput: &Goodput, say: Say<'_>) {
     };
     look(goodput::DATA, MUCH, &|share| {
         format!(
-            "The devices wait for data in {share} of the steps' time: the input does not keep up."
+            "The devices wait for data in {share} of the steps' time: the input does not keep up. \
+             Give it more processor cores, or smaller files: images that are scaled before the run."
         )
     });
     look(goodput::HOST, MUCH, &|share| {
@@ -298,6 +310,22 @@ fn times(run: &RunFiles, goodput: &Goodput, say: Say<'_>) {
         format!(
             "Checkpoints stall the run for {share} of the steps' time: save less often \
              (checkpoint.every_steps, checkpoint.every_secs)."
+        )
+    });
+    // There is one after so many steps, and one before each checkpoint.
+    let every = proof_every(run).filter(|every| *every > 0);
+    let num_regular = every.map_or(0.0, |every| run.steps.step.len() as f64 / every as f64);
+    let are_for_checkpoints = run.number("num_proofs").unwrap_or(0.0) > 2.0 * num_regular;
+    look(goodput::PROOFS, MUCH, &|share| {
+        let change = match are_for_checkpoints {
+            true => {
+                "most come before a checkpoint. Save less often (checkpoint.every_steps, \
+                 checkpoint.every_secs)"
+            }
+            false => "prove less often (train.check_lockstep_every)",
+        };
+        format!(
+            "Proofs that the replicas are in lockstep take {share} of the steps' time: {change}."
         )
     });
     look(goodput::EVALUATIONS, 5.0 * MUCH, &|share| {
@@ -344,7 +372,8 @@ fn last_verdicts(run: &RunFiles) -> Vec<String> {
     last.extend(run.steps.slow.iter().map(|slow| (slow.process_index, slow)));
     let sentence = |slow: &&super::read::SlowRecord| {
         format!(
-            "Process {} on {} is slow: {} times the others' own time since step {}.",
+            "Process {} on {} is slow: {} times the others' own time since step {}. All others wait \
+             for it: look for other programs on that host, and for a processor that is throttled.",
             slow.process_index,
             slow.host,
             shown(slow.factor),
