@@ -417,6 +417,7 @@ mod tests {
             host: "node-7".to_owned(),
             factor: 1.5,
             since_step: 90,
+            cause: "device",
             text: String::new(),
         };
         run.event(&RunEvent::ProcessSlow(slow), ago(30));
