@@ -103,6 +103,7 @@ fn a_slow_probe_names_the_devices() {
 /// What a quota of half of the time does, in shorter periods. The other process has more of the
 /// processors meanwhile, and less at other times: steps of this one are about half as long again.
 #[test]
+#[ignore = "needs processors that do nothing else; of the full set"]
 fn a_process_that_is_stopped_for_half_of_the_time_is_named_by_probes() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
