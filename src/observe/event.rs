@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{MetricValues, NoiseAverages, Status};
+use super::{MetricValues, NoiseAverages, Status, StepProgram};
 
 /// Something that happened in a run. The events of a run come in this order: `Started`; then those
 /// of its steps; `StepsEnded`; `Ended`. A `Message` may come at any time.
@@ -136,6 +136,8 @@ pub struct RunInfo {
     pub num_params: u64,
     /// Bytes of the state on one replica: parameters, model state and optimizer state.
     pub state_bytes_per_replica: u64,
+    /// The program of a step.
+    pub program: StepProgram,
     /// Seed of every random choice.
     pub seed: u64,
     /// Dtypes of parameters and arithmetic: `f32`, `bf16` or `f64`.

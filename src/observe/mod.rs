@@ -20,6 +20,7 @@ mod live;
 mod messages;
 mod metric;
 mod noise;
+mod program;
 mod progress;
 mod prometheus;
 mod records;
@@ -52,6 +53,7 @@ pub use messages::{
 };
 pub use metric::{Metric, MetricValues};
 pub use noise::{NoiseAverages, describe_noise};
+pub use program::{StepCollective, StepProgram};
 pub use progress::ProgressDisplay;
 pub use prometheus::Prometheus;
 pub use sink::{FlushLater, Sink, SinkChoice, Sinks};
@@ -60,7 +62,7 @@ pub use summary::{Status, Summary, SummaryFile};
 pub use tensorboard::TensorBoard;
 pub use terminal::Terminal;
 pub use timer::{StepTimer, median};
-pub use trace::{StepTrace, TraceChoice, TracedCollective};
+pub use trace::{StepTrace, TraceChoice};
 pub use waiting::Waiting;
 pub use writer::{Writer, WriterTarget};
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::event::eval_field;
 use super::{
     Error, FailedGeneration, GenerationStart, Metric, RunEvent, Sink, SlowProcess, StepEval,
-    StepTimer, replace_file,
+    StepProgram, StepTimer, replace_file,
 };
 
 /// A run as a whole. Values that are not known or not finite are `null` in JSON.
@@ -80,6 +80,8 @@ pub struct Summary {
     pub num_params: u64,
     /// Bytes of the state on one replica: parameters, model state and optimizer state.
     pub state_bytes_per_replica: u64,
+    /// The program of a step.
+    pub program: StepProgram,
     /// Hexadecimal SHA-256 of the final parameters and model state.
     pub params_fingerprint: Option<String>,
     /// Updates skipped because a value was not finite.
@@ -197,6 +199,7 @@ impl Sink for SummaryFile {
                 summary.wall_secs = info.elapsed_secs;
                 summary.num_params = info.num_params;
                 summary.state_bytes_per_replica = info.state_bytes_per_replica;
+                summary.program = info.program.clone();
                 summary.seed = info.seed;
                 summary.precision = info.precision.clone();
                 summary.approximations = info.approximations.clone();

@@ -22,6 +22,18 @@ pub(super) struct Need {
     is_evaluation: bool,
 }
 
+/// The memory of a program, by the compiler's figures; `None` if the plugin has none.
+///
+/// # Errors
+/// If the plugin fails otherwise.
+pub(super) fn compiled_memory(program: &Executable) -> Result<Option<CompiledMemory>, Error> {
+    match program.memory() {
+        Ok(memory) => Ok(Some(memory)),
+        Err(pjrt::Error::Pjrt { code: Code::Unimplemented, .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 impl Need {
     /// The need of a step that is known before it is compiled: its state. Not all gradients need to
     /// be there at the same time.
@@ -51,12 +63,8 @@ impl Need {
     ) -> Result<Self, Error> {
         let mut largest = Self::default();
         for program in programs {
-            match program.memory() {
-                Ok(memory) => {
-                    largest = std::cmp::max_by_key(largest, Self::of_program(&memory), Self::total)
-                }
-                Err(pjrt::Error::Pjrt { code: Code::Unimplemented, .. }) => {}
-                Err(error) => return Err(error.into()),
+            if let Some(memory) = compiled_memory(program)? {
+                largest = std::cmp::max_by_key(largest, Self::of_program(&memory), Self::total);
             }
         }
         Ok(largest)

@@ -37,6 +37,7 @@ mod resume;
 mod run;
 mod run_dir;
 mod setup;
+mod step_program;
 mod stop;
 mod trainer;
 

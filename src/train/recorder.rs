@@ -10,8 +10,9 @@ use super::host_metrics::{HostStep, LaunchTimes};
 use super::processes::Processes;
 use super::progress::Progress;
 use super::progress_record::progress_of;
-use super::report::traced_collectives;
+use super::report::step_collectives;
 use super::run_dir::{CONFIG_FILE, RunDir};
+use super::step_program::step_program;
 use super::{Error, Job, Outcome, Run, StepResult, Trainer, params_file};
 use crate::checkpoint::Checkpoint;
 use crate::cluster::{Member, SlowPeer};
@@ -48,7 +49,7 @@ pub(super) fn trace(
     let (out, steps) = (out?.to_owned(), config.traced_steps()?);
     let process_index = processes.this().index;
     let replicas = trainer.replicas();
-    let collectives = traced_collectives(trainer.step_graph());
+    let collectives = step_collectives(trainer.step_graph());
     Some(StepTrace::new(TraceChoice { out, steps, process_index, replicas, collectives }))
 }
 
@@ -104,6 +105,7 @@ impl Recorder {
             batch_efficiency: run.batch.efficiency(),
             num_params: trainer.num_params(),
             state_bytes_per_replica: state_bytes.sum(),
+            program: step_program(job, run, trainer)?,
             seed: job.config.train.seed,
             precision: precision.as_str().unwrap_or_default().to_owned(),
             approximations: run.approximations(),

@@ -8,7 +8,7 @@ use hlo::{ActivationRows, Axis, AxisSet, DType, Graph, LeafSpec, Tree, counted};
 use super::{Run, Trainer};
 use crate::config::shorten;
 use crate::data::{LabelKind, LabelScale, Source};
-use crate::observe::TracedCollective;
+use crate::observe::StepCollective;
 use crate::parallel::{LeafTotals, ParallelPlan, ShardingReport};
 use crate::step::{LocalSteps, StateSection};
 use crate::targets::cost::{DeviceLayout, Timeline};
@@ -366,15 +366,15 @@ pub fn list_collectives(graph: &Graph) -> Vec<String> {
     total_collectives(graph).into_iter().map(line).collect()
 }
 
-/// The collectives of a graph for the trace of a step.
-pub(super) fn traced_collectives(graph: &Graph) -> Vec<TracedCollective> {
-    let traced = |total: CollectiveTotal| TracedCollective {
+/// The collectives of a graph, by kind, dtype and axes.
+pub(super) fn step_collectives(graph: &Graph) -> Vec<StepCollective> {
+    let collective = |total: CollectiveTotal| StepCollective {
         name: total.to_string(),
         count: total.count,
         bytes: total.whole_bytes,
         sent_bytes: total.sent_bytes,
     };
-    total_collectives(graph).into_iter().map(traced).collect()
+    total_collectives(graph).into_iter().map(collective).collect()
 }
 
 fn describe_groups(num_groups: usize, group_size: usize) -> String {

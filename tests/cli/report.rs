@@ -98,9 +98,18 @@ fn the_page_has_the_numbers_of_the_run() {
         "not recorded: one process",
         "check_lockstep_every = 11",
         summary["params_fingerprint"].as_str().unwrap(),
+        // Gradients, and metrics that are summed beside them.
+        "all_reduce of f32 over data</th><td class=\"number\">",
     ] {
         assert!(page.contains(part), "{part}");
     }
+
+    // Two for each weight and example in the forward pass, twice that backward, but for the input.
+    let (weights, of_input) = (64 * 256 + 256 * 256 + 256 * 10, 64 * 256);
+    let program = &summary["program"];
+    assert_eq!(program["flops"], 16 * (6 * weights - 2 * of_input));
+    let sent = &program["collectives"][0]["bytes"];
+    assert!(sent.as_u64().unwrap() >= 4 * 86_026, "{program}");
 
     let level = &data(&page)["runs"][0]["curves"]["steps"][0];
     assert_eq!(level, &json["runs"][0]["curves"]["steps"][0]);

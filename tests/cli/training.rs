@@ -60,6 +60,7 @@ const SUMMARY_FIELDS: [&str; 39] = [
     "examples_per_sec",
     "num_params",
     "state_bytes_per_replica",
+    "program",
     "params_fingerprint",
     "num_skipped",
     "seed",

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::read::{RunFiles, StepTable};
+use super::read::{RunFiles, StepTable, generation_starts};
 use crate::observe::GenerationStart;
 
 /// Where the time went.
@@ -305,8 +305,7 @@ struct EarlierStart {
 impl EarlierStart {
     /// Those with steps among the first `end`.
     fn of(run: &RunFiles, end: usize) -> Vec<Self> {
-        let starts = run.summary.get("generation_starts").cloned().unwrap_or_default();
-        let starts: Vec<GenerationStart> = serde_json::from_value(starts).unwrap_or_default();
+        let starts = generation_starts(&run.summary);
         let steps = &run.steps;
         let index_of = |step: u64| steps.step.partition_point(|other| *other < step);
         let times = steps.column("time").unwrap_or(&[]);

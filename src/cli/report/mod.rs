@@ -14,6 +14,7 @@ mod levels;
 mod numbers;
 mod page;
 mod percentiles;
+mod program;
 mod read;
 mod sections;
 mod serve;
@@ -31,6 +32,7 @@ use super::args::ReportArgs;
 use super::output::OutputFile;
 use super::plot::names;
 use super::print_line;
+use crate::observe::GenerationStart;
 use goodput::Goodput;
 use layers::LayerRecord;
 use levels::Curves;
@@ -81,6 +83,11 @@ pub struct RunReport {
 }
 
 impl RunReport {
+    /// How generations of processes began, if the run has had supervisors.
+    fn generation_starts(&self) -> Vec<GenerationStart> {
+        read::generation_starts(&self.summary)
+    }
+
     fn of(run: RunFiles, num_runs: usize) -> Self {
         let goodput = Goodput::of(&run);
         Self {

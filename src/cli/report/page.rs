@@ -10,7 +10,7 @@ use super::chart::{self, Chart};
 use super::html::Html;
 use super::levels::Curves;
 use super::numbers::{count, duration, percent, shown};
-use super::{Report, RunReport, layers, sections};
+use super::{Report, RunReport, layers, program, sections};
 
 /// By this an earlier page is recognized.
 const MARK: &str = "<meta name=\"generator\" content=\"lockstep report\">";
@@ -49,13 +49,14 @@ struct RunCurves<'a> {
 type Section = (&'static str, &'static str, fn(&mut Html, &Report));
 
 /// In this order. Charts of a section stand first.
-const SECTIONS: [Section; 8] = [
+const SECTIONS: [Section; 9] = [
     ("result", "Result", result),
     ("time", "Where the time went", time),
     ("curves", "Learning", learning),
     ("steps", "A step's time", sections::step_times),
     ("lockstep", "Proofs and skipped updates", sections::proofs),
     ("processes", "Processes and restarts", sections::processes),
+    ("program", "The program", program::program),
     ("config", "Configuration", sections::configuration),
     ("environment", "Environment", sections::environment),
 ];

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::layers::{self, LayerRecord};
 use crate::cli::plot::printable;
 use crate::config::open_regular;
-use crate::observe::{Jsonl, Summary};
+use crate::observe::{GenerationStart, Jsonl, Summary};
 use crate::train::CONFIG_FILE;
 
 /// Most bytes that are read of a summary or a configuration.
@@ -69,6 +69,15 @@ pub struct SlowRecord {
     pub host: String,
     pub factor: f64,
     pub since_step: u64,
+    /// `input`, `host` or `device`; empty in older files.
+    #[serde(default)]
+    pub cause: String,
+}
+
+/// How generations of processes began, by a summary.
+pub fn generation_starts(summary: &Map<String, Value>) -> Vec<GenerationStart> {
+    let starts = summary.get("generation_starts").cloned().unwrap_or_default();
+    serde_json::from_value(starts).unwrap_or_default()
 }
 
 impl StepColumn {

@@ -4,10 +4,11 @@ use serde_json::Value;
 
 use super::html::Html;
 use super::levels::CurveValues;
-use super::numbers::{count, rough, shown};
+use super::numbers::{count, duration, rough, shown};
 use super::page::{run_heading, table, table_of_runs};
 use super::percentiles::Percentiles;
 use super::{Report, RunReport};
+use crate::observe::GenerationStart;
 
 /// Most rows of a table of evaluations.
 const MAX_ROWS: usize = 24;
@@ -139,11 +140,12 @@ pub fn processes(html: &mut Html, report: &Report) {
     ];
     table_of_runs(html, report, rows.into_iter());
     for (number, run) in report.runs.iter().enumerate() {
-        let failed = failed(run).unwrap_or_default();
-        if failed.is_empty() && run.slow_processes.is_empty() {
+        let (failed, starts) = (failed(run).unwrap_or_default(), run.generation_starts());
+        if failed.is_empty() && run.slow_processes.is_empty() && starts.is_empty() {
             continue;
         }
         run_heading(html, report, number);
+        rosters(html, &starts);
         if !failed.is_empty() {
             let text = |value: &Value| match value {
                 Value::String(text) => text.clone(),
@@ -157,22 +159,60 @@ pub fn processes(html: &mut Html, report: &Report) {
             table(html, &heads, failed.iter().map(row));
         }
         if !run.slow_processes.is_empty() {
-            let heads = ["slow process", "host", "its own time, of the others'", "since step"];
+            let heads =
+                ["slow process", "host", "its own time, of the others'", "since step", "cause"];
             let slow = run.slow_processes.iter().rev().take(MAX_ROWS).map(|slow| {
                 vec![
                     (slow.process_index.to_string(), false),
                     (slow.host.clone(), false),
                     (shown(slow.factor), true),
                     (slow.since_step.to_string(), true),
+                    (slow.cause.clone(), false),
                 ]
             });
             table(html, &heads, slow);
         }
     }
     html.own(
-        "<p class=\"muted\">Times of single processes, rosters, and steps that were taken again are \
-         not recorded.</p>\n",
+        "<p class=\"muted\">Times of single processes, and steps that were taken again, are not \
+         recorded.</p>\n",
     );
+}
+
+/// How generations of processes began, with those who took part.
+fn rosters(html: &mut Html, starts: &[GenerationStart]) {
+    if starts.is_empty() {
+        return;
+    }
+    let heads = [
+        "generation",
+        "after",
+        "hosts",
+        "processes",
+        "first step",
+        "agree",
+        "join",
+        "plugin",
+        "programs",
+        "state",
+        "first launch",
+    ];
+    let rows = starts.iter().rev().take(MAX_ROWS).map(|start| {
+        let numbers = [start.num_hosts, start.num_processes].map(|number| number.to_string());
+        let secs = [
+            Some(start.agree_secs),
+            Some(start.join_secs),
+            Some(start.plugin_secs),
+            Some(start.programs_secs),
+            Some(start.state_secs),
+            start.first_step_secs,
+        ];
+        let secs = secs.map(|secs| secs.map_or(String::new(), duration));
+        let words = [start.generation.to_string(), start.after.clone()].map(|text| (text, false));
+        let numbers = numbers.into_iter().chain([start.step.to_string()]).chain(secs);
+        words.into_iter().chain(numbers.map(|text| (text, true))).collect()
+    });
+    table(html, &heads, rows);
 }
 
 /// The resolved configurations, and how they differ.
@@ -231,7 +271,7 @@ pub fn environment(html: &mut Html, report: &Report) {
     let rows = fields.into_iter().map(row).chain([("directory".to_owned(), dirs)]);
     table_of_runs(html, report, rows);
     html.own(
-        "<p class=\"muted\">Peak memory, the compiled program with its collectives and FLOPs, \
-         confusion matrices and the names of hosts are not recorded.</p>\n",
+        "<p class=\"muted\">Peak memory, confusion matrices and the names of hosts are not \
+         recorded: lockstep evaluate has a confusion matrix.</p>\n",
     );
 }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use prost::Message;
 
 use super::records::{RecordFile, ToRecord};
-use super::{Error, FlushLater, LaunchMetrics, LaunchSpans, RunEvent, Sink, Writer, say};
+use super::{
+    Error, FlushLater, LaunchMetrics, LaunchSpans, RunEvent, Sink, StepCollective, Writer, say,
+};
 use messages::{
     ClockReading, ClockSnapshot, ProcessDescriptor, TraceArg, TracePacket, TracePackets,
     TraceValue, TrackDescriptor, TrackEvent,
@@ -44,20 +46,7 @@ pub struct TraceChoice {
     /// The replicas of this process.
     pub replicas: Vec<usize>,
     /// The collectives of a step.
-    pub collectives: Vec<TracedCollective>,
-}
-
-/// The collectives of a kind in a step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TracedCollective {
-    /// Kind, dtype and axes.
-    pub name: String,
-    /// How often a step has one.
-    pub count: u64,
-    /// Bytes of the tensors that a group of replicas gathers, scatters or reduces, in a step.
-    pub bytes: u64,
-    /// Bytes that a replica sends in a step.
-    pub sent_bytes: u64,
+    pub collectives: Vec<StepCollective>,
 }
 
 /// The tracks of a process, by the last digits of their ids.
