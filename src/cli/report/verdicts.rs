@@ -371,9 +371,13 @@ fn last_verdicts(run: &RunFiles) -> Vec<String> {
     let mut last = std::collections::BTreeMap::new();
     last.extend(run.steps.slow.iter().map(|slow| (slow.process_index, slow)));
     let sentence = |slow: &&super::read::SlowRecord| {
+        let change = match &*slow.cause {
+            "input" => "its batches come late: look at the storage and the processors of that host",
+            _ => "look for other programs on that host, and for a processor that is throttled",
+        };
         format!(
             "Process {} on {} is slow: {} times the others' own time since step {}. All others wait \
-             for it: look for other programs on that host, and for a processor that is throttled.",
+             for it: {change}.",
             slow.process_index,
             slow.host,
             shown(slow.factor),
