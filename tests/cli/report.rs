@@ -99,7 +99,7 @@ fn the_page_has_the_numbers_of_the_run() {
         "check_lockstep_every = 11",
         summary["params_fingerprint"].as_str().unwrap(),
         // Gradients, and metrics that are summed beside them.
-        "all_reduce of f32 over data</th><td class=\"number\">",
+        "all_reduce of f32 over {data}</th><td class=\"number\">",
     ] {
         assert!(page.contains(part), "{part}");
     }

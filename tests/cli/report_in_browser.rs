@@ -151,7 +151,7 @@ fn a_gpt_in_stages_has_a_page() {
     lockstep(&args).succeeded();
     let document = check_page(&browser, &run);
     assert!(document.contains("pipeline 2"), "the mesh");
-    assert!(document.contains("F3: forward pass of microbatch 3"), "the ticks of its stages");
+    assert!(document.contains("F3.1: forward pass of microbatch 3"), "the ticks of its stages");
 }
 
 /// Measured by the browser itself, from the beginning of the navigation until the page's script

@@ -20,7 +20,7 @@ pub fn restarted() -> (PathBuf, Duration) {
     let (dir, took) = RUN.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("restarted");
-        let sets = ["train.epochs=70", "model.hidden=[8]", "checkpoint.every_steps=30"];
+        let sets = ["train.epochs=110", "model.hidden=[8]", "checkpoint.every_steps=30"];
         let train = train_args(&sets, &["--resume", "--out", text(&out)]);
         let args = ["launch", "--num-processes", "2", "--"].map(str::to_owned);
         let begun = Instant::now();
@@ -37,11 +37,12 @@ pub fn restarted() -> (PathBuf, Duration) {
             slowed = slowed.or_else(|| worker(supervisor));
             // After its start: only steps are slow.
             if let (Some(pid), true) = (slowed, begun_again.elapsed() > Duration::from_secs(1)) {
-                for signal in ["STOP", "CONT"] {
+                // So slow that it shows on busy processors too.
+                for (signal, ms) in [("STOP", 20), ("CONT", 10)] {
                     if !kill(signal, pid) {
                         slowed = None;
                     }
-                    thread::sleep(Duration::from_millis(10));
+                    thread::sleep(Duration::from_millis(ms));
                 }
             }
             metrics().contains("slow_processes") || child.try_wait().unwrap().is_some()

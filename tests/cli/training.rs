@@ -28,7 +28,7 @@ const STEP_FIELDS: [&str; 13] = [
     "examples_per_sec",
 ];
 const EVAL_FIELDS: [&str; 3] = ["eval_loss", "eval_accuracy", "eval_top5_accuracy"];
-const SUMMARY_FIELDS: [&str; 39] = [
+const SUMMARY_FIELDS: [&str; 40] = [
     "evaluation_secs",
     "num_proofs",
     "proof_secs",

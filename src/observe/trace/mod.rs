@@ -276,8 +276,8 @@ impl StepTrace {
 }
 
 /// The collectives of a step as values beside a slice.
-fn collectives(all: &[TracedCollective]) -> Vec<TraceArg> {
-    let arg = |of: &TracedCollective| {
+fn collectives(all: &[StepCollective]) -> Vec<TraceArg> {
+    let arg = |of: &StepCollective| {
         let count = |name: &str, value| TraceArg::new(name, TraceValue::Count(value));
         let values = vec![
             count("count", of.count),

@@ -8,7 +8,7 @@ use crate::observe::{
 static LOSS: Metric = Metric::number(Metric::LOSS);
 
 fn sink(out: &Path) -> StepTrace {
-    let all_reduce = TracedCollective {
+    let all_reduce = StepCollective {
         name: "all_reduce of f32 over {data}".to_owned(),
         count: 2,
         bytes: 80,
