@@ -160,7 +160,8 @@ fn few_bytes_are_sent() {
 fn what_is_sent_has_the_momentum_that_it_missed() {
     let (block, n, mu) = (32_usize, 67_usize * 93, 0.9);
     let blocks_of_replica = n.div_ceil(block * GROUP_SIZE);
-    let rounded = |x| half::bf16::from_f64(x).to_f64();
+    let num_blocks = blocks_of_replica * GROUP_SIZE;
+    let rounded = |x: f64| half::bf16::from_f32(x as f32).to_f64();
     let plan = ParallelPlan::new(Mesh::data(GROUP_SIZE), GatherAt::Step);
     let param = LeafSpec::replicated(DType::F64, &[67, 93]);
     for nesterov in [false, true] {
@@ -180,9 +181,9 @@ fn what_is_sent_has_the_momentum_that_it_missed() {
                     residual[i] += if nesterov { gradient + mu * velocity[i] } else { velocity[i] };
                 }
             }
-            for (index, start) in (0..n).step_by(block).enumerate() {
-                let chooser = index / blocks_of_replica;
-                let places = (start..(start + block).min(n)).rev();
+            for first in 0..num_blocks {
+                let chooser = first / blocks_of_replica;
+                let places = (first..n).step_by(num_blocks).rev();
                 let size = |place: &usize| residual[chooser][*place].abs();
                 let chosen = places.max_by(|a, b| size(a).total_cmp(&size(b))).unwrap();
                 let mut exact = 0.0;

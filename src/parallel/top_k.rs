@@ -120,26 +120,27 @@ fn sum_of_largest<'g>(x: Tensor<'g>, block: usize) -> Largest<'g> {
     let (n, t) = (x.num_elements(), x.tracer());
     let p = t.mesh().size(Axis::Data);
     let num_blocks = n.div_ceil(block * p) * p;
-    let blocks = x.reshape(&[n]).pad_end(0, num_blocks * block).reshape(&[num_blocks, block]);
+    // Blocks are columns: short rows would take whole tiles of a TPU's memory each.
+    let blocks = x.reshape(&[n]).pad_end(0, num_blocks * block).reshape(&[block, num_blocks]);
+    let spread = |of_blocks: Tensor<'g>| of_blocks.broadcast_in_dim(&blocks.shape(), &[1]);
     let magnitudes = blocks.abs();
-    let most = magnitudes.reduce_max(&[1]);
-    let indices = t.iota(DType::I32, &blocks.shape(), 1).vary(x.varying());
-    let is_most = magnitudes.equal(most.broadcast_in_dim(&blocks.shape(), &[0]));
+    let most = magnitudes.reduce_max(&[0]);
+    let indices = t.iota(DType::I32, &blocks.shape(), 0).vary(x.varying());
+    let is_most = magnitudes.equal(spread(most));
     // The first of equal ones. None equals NaN.
     let last = indices.full_like((block - 1) as f64);
-    let index = is_most.select(indices, last).reduce_min(&[1]);
+    let index = is_most.select(indices, last).reduce_min(&[0]);
 
     let index_dtype = if block <= 256 { DType::U8 } else { DType::I32 };
     let pieces = index.reshape(&[p, num_blocks / p]);
     let own = is_own_piece(&pieces).select(pieces, pieces.full_like(0.0)).reduce_sum(&[0]);
     let chosen = own.convert(index_dtype).all_gather(0, Axis::Data).replicated(Axis::Data);
-    let at = t.iota(index_dtype, &blocks.shape(), 1).vary(chosen.varying());
-    let is_sent = at.equal(chosen.broadcast_in_dim(&blocks.shape(), &[0]));
+    let at = t.iota(index_dtype, &blocks.shape(), 0).vary(chosen.varying());
+    let is_sent = at.equal(spread(chosen));
     let or =
         |sent: Tensor<'g>, others: Tensor<'g>| is_sent.vary(others.varying()).select(sent, others);
-    let spread = |of_blocks: Tensor<'g>| of_blocks.broadcast_in_dim(&blocks.shape(), &[0]);
 
-    let value = or(blocks, blocks.full_like(0.0)).reduce_sum(&[1]);
+    let value = or(blocks, blocks.full_like(0.0)).reduce_sum(&[0]);
     // What is not finite arrives, whatever stands at the index.
     let value = most.is_finite().select(value, most);
     let SumWithRest { sum, rest } = narrow_sum_with_rest(value, DType::Bf16);
