@@ -113,11 +113,11 @@ fn error_feedback_makes_up_for_what_does_not_arrive() {
 #[ignore = "trains for a minute; of the full set"]
 fn error_feedback_makes_up_for_what_is_not_sent() {
     // Momentum before the sum would remember something too.
-    let top_k = [TOP_K, "parallel.top_k_momentum=false"];
+    let top_k = [TOP_K, "parallel.top_k_momentum=false", "parallel.top_k_block=32"];
     for (sets, scheme) in [(&[][..], &[POWER_SGD][..]), (&SGD[..], &top_k)] {
         let found @ [plain, with, without] = losses(sets, scheme);
         println!("{scheme:?}: {found:?}");
-        assert!(with < 1.03 * plain && without > 1.07 * plain, "{scheme:?}: {found:?}");
+        assert!(with < 1.06 * plain && without > 1.1 * plain, "{scheme:?}: {found:?}");
     }
 }
 
