@@ -110,7 +110,7 @@ pub struct ParallelConfig {
     )]
     pub gather_exact: Option<Patterns>,
     /// What replicas send of their gradients over `mesh.data`; they send the rest with later ones.
-    /// `"top_k"`: the largest element of each block. `"power_sgd"`: the product of two thin
+    /// `"top_k"`: one element of each block. `"power_sgd"`: the product of two thin
     /// matrices. Gradients of fewer than 1024 elements are sent in full. Another algorithm than
     /// training with all of the gradients. See [Communication](communication.md#fewer-bytes).
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -9,11 +9,11 @@ use super::sync::{
 use super::{ParallelPlan, Synchronize};
 
 /// The sum of the replicas' gradients, each taken as a matrix M `[n, m]`, projected on a basis P
-/// `[n, rank]` of what the sum maps a guess Q `[m, rank]` to: an all_reduce of M Q and one of M^T
-/// P, both in bf16: `rank (n + m)` elements instead of `n m`. The next guess is the last M^T P, so
-/// that the basis follows the gradients from step to step. A replica keeps what the projection and
-/// rounding leave of its gradient. Only sums over `data` are compressed, of matrices for which it
-/// pays.
+/// `[n, rank]` of what the sum maps a guess Q `[m, rank]` to: the sums of M Q and of M^T P over the
+/// replicas, sent in bf16, `rank (n + m)` elements instead of `n m`. The next guess is the last M^T
+/// P, so that the basis follows the gradients from step to step. A replica keeps what the
+/// projection and rounding leave of its gradient. Only sums over `data` are compressed, of matrices
+/// for which it pays.
 ///
 /// Vogels, Karimireddy and Jaggi, "PowerSGD: Practical low-rank gradient compression for
 /// distributed optimization" (2019), algorithm 1.

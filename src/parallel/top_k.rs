@@ -9,11 +9,10 @@ use super::sync::{
 };
 use super::{ParallelPlan, Synchronize};
 
-/// Of each block of the gradient, one element is summed in bf16, the same on all replicas, and each
-/// replica keeps the rest of its own for later steps. A replica chooses for its share of the
-/// blocks, that with the largest magnitude of what it has kept, and tells the others by an
-/// all_gather. So it takes as few bytes for many replicas as for few. Only sums over `data` are
-/// compressed.
+/// Of each block of the gradient, the replicas sum the same element, in bf16, and each of them
+/// keeps the others for later steps. Each replica chooses for its share of the blocks, by the
+/// magnitudes of its own gradient with what it has kept, and an all_gather tells the others. So a
+/// sum takes as few bytes for many replicas as for few. Only sums over `data` are compressed.
 ///
 /// Shapes of a program are static, so that each block sends as many elements as any other, and a
 /// schedule of how many to send would save no bytes.
@@ -65,7 +64,7 @@ impl Synchronize for TopKSum {
         let momentum =
             if self.momentum.is_some() { ", with the momentum that they missed" } else { "" };
         Some(format!(
-            "of each {block} elements of a gradient the largest is sent, and the others \
+            "one of each {block} elements of a gradient is sent, and the others \
              later{momentum}"
         ))
     }

@@ -32,7 +32,6 @@ use super::args::ReportArgs;
 use super::output::OutputFile;
 use super::plot::names;
 use super::print_line;
-use crate::observe::GenerationStart;
 use goodput::Goodput;
 use layers::LayerRecord;
 use levels::Curves;
@@ -83,11 +82,6 @@ pub struct RunReport {
 }
 
 impl RunReport {
-    /// How generations of processes began, if the run has had supervisors.
-    fn generation_starts(&self) -> Vec<GenerationStart> {
-        read::generation_starts(&self.summary)
-    }
-
     fn of(run: RunFiles, num_runs: usize) -> Self {
         let goodput = Goodput::of(&run);
         Self {

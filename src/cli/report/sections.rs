@@ -7,6 +7,7 @@ use super::levels::CurveValues;
 use super::numbers::{count, duration, rough, shown};
 use super::page::{run_heading, table, table_of_runs};
 use super::percentiles::Percentiles;
+use super::read::generation_starts;
 use super::{Report, RunReport};
 use crate::observe::GenerationStart;
 
@@ -140,7 +141,7 @@ pub fn processes(html: &mut Html, report: &Report) {
     ];
     table_of_runs(html, report, rows.into_iter());
     for (number, run) in report.runs.iter().enumerate() {
-        let (failed, starts) = (failed(run).unwrap_or_default(), run.generation_starts());
+        let (failed, starts) = (failed(run).unwrap_or_default(), generation_starts(&run.summary));
         if failed.is_empty() && run.slow_processes.is_empty() && starts.is_empty() {
             continue;
         }
