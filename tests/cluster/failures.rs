@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -169,7 +170,7 @@ fn a_restart_that_fails_is_not_the_end_of_a_run() {
     assert_same_run(&whole, &failing);
 }
 
-/// A library that makes `fsync` hang in process 0 as long as a file exists.
+/// A library that makes `fsync` hang in process 0 as long as the file `HANGS_WHILE` exists.
 const HANGING_DISK: &str = r#"
 #include <stdlib.h>
 #include <string.h>
@@ -182,16 +183,22 @@ int fsync(int file) {
 }
 "#;
 
-#[test]
-fn a_disk_that_hangs_costs_checkpoints_and_no_steps() {
-    let _alone = alone();
-    let dir = tempfile::tempdir().unwrap();
-    let [out, source, library, hangs] =
-        ["out", "disk.c", "disk.so", "hangs"].map(|name| dir.path().join(name));
+/// The library, compiled.
+pub fn hanging_disk(dir: &Path) -> PathBuf {
+    let [source, library] = ["disk.c", "disk.so"].map(|name| dir.join(name));
     fs::write(&source, HANGING_DISK).unwrap();
     let compiled =
         Command::new("cc").args(["-shared", "-fPIC", "-o", text(&library), text(&source)]).status();
     assert!(compiled.expect("Rust's linker is installed").success());
+    library
+}
+
+#[test]
+fn a_disk_that_hangs_costs_checkpoints_and_no_steps() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let [out, hangs] = ["out", "hangs"].map(|name| dir.path().join(name));
+    let library = hanging_disk(dir.path());
     let sets = ["train.epochs=4000", "checkpoint.every_steps=30"];
     let args = launch(2, &[], &train(DIGITS, &sets, &["--out", text(&out)]));
     let variables = [("LD_PRELOAD", text(&library)), ("HANGS_WHILE", text(&hangs))];

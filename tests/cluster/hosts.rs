@@ -14,8 +14,11 @@ use super::{
 };
 
 /// Of host 0, in a range that is reserved for documentation.
-const COORDINATOR: &str = "192.0.2.1:61400";
-const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+pub const COORDINATOR: &str = "192.0.2.1:61400";
+pub const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// Options of a coordinator in the first supervisor.
+pub const OWN_COORDINATOR: [&str; 4] = ["--dead-after-secs", "2", "--max-restarts", "1000"];
 
 /// The hosts. They vanish with this, and with the processes that run there.
 pub struct Hosts {
@@ -77,16 +80,25 @@ impl Hosts {
         num_processes: usize,
         train: &[String],
     ) -> Running {
+        let token = [("LOCKSTEP_TOKEN", TOKEN)];
+        let options = [&["--coordinator", COORDINATOR], &OWN_COORDINATOR[..]].concat();
+        self.start_with(dir, host, num_processes, &options, &token, train)
+    }
+
+    /// With more options, and variables in its environment.
+    pub fn start_with(
+        &self,
+        dir: &Path,
+        host: usize,
+        num_processes: usize,
+        options: &[&str],
+        variables: &[(&str, &str)],
+        train: &[String],
+    ) -> Running {
         let per_host = (num_processes / 2).to_string();
-        let options = [
-            ["--hosts", "2"],
-            ["--processes-per-host", &per_host],
-            ["--coordinator", COORDINATOR],
-            ["--dead-after-secs", "2"],
-            ["--max-restarts", "1000"],
-        ];
-        let args = launch_hosts(options.as_flattened(), train);
-        Running::start_on(&self.on(host), dir, &args, &[("LOCKSTEP_TOKEN", TOKEN)])
+        let size = ["--hosts", "2", "--processes-per-host", &per_host];
+        let args = launch_hosts(&[&size, options].concat(), train);
+        Running::start_on(&self.on(host), dir, &args, variables)
     }
 
     fn ip(&self, host: usize, args: &[&str]) {

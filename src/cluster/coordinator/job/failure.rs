@@ -6,6 +6,8 @@ use super::{JobChange, JobState};
 
 /// Shorter stops are those of a busy machine.
 const SHORTEST: Duration = Duration::from_secs(1);
+/// Processes that are killed within this time are killed together.
+pub(super) const TOGETHER: Duration = Duration::from_millis(100);
 /// Stops of the coordinator's process that are closer together are one.
 const STUTTER: Duration = Duration::from_secs(2);
 
@@ -22,9 +24,20 @@ pub struct Failure {
 pub enum FailureKind {
     /// A connection was lost: its other end may know more.
     PeerLost,
+    /// A process was killed: others may have been at the same moment.
+    Killed,
     FirstHand,
     /// Starting again does not help.
     Final,
+}
+
+impl Failure {
+    /// Another process was killed too.
+    pub fn add(&mut self, other: Self) {
+        self.processes.extend(other.processes);
+        self.processes.sort_unstable();
+        self.reason = format!("{}; {}", self.reason, other.reason);
+    }
 }
 
 impl JobState {

@@ -15,6 +15,7 @@ use std::time::Duration;
 use hlo::counted;
 use prost::Message;
 
+use self::failure::TOGETHER;
 pub use self::failure::{Failure, FailureKind};
 use self::hosts::FormationTimes;
 use self::resumption::Resumption;
@@ -388,27 +389,34 @@ impl JobState {
     }
 
     /// The generation has failed. The first explanation counts, except that a lost connection waits
-    /// for a better one.
-    pub fn fail(&mut self, now: Duration, mut failure: Failure) {
-        if failure.reason.chars().count() > MAX_REASON_CHARS {
-            failure.reason = failure.reason.chars().take(MAX_REASON_CHARS).collect();
-        }
+    /// for a better one, and a killed process for others.
+    pub fn fail(&mut self, now: Duration, failure: Failure) {
         if !matches!(self.stage, Stage::Forming | Stage::Running) {
             self.is_final |= failure.kind == FailureKind::Final;
             return;
         }
-        if failure.kind != FailureKind::PeerLost {
-            return self.decide(now, failure);
-        }
-        self.victims.extend(&failure.processes);
-        if self.tentative.is_none() {
-            self.tentative = Some((failure, now + self.options.grace));
+        let killed = self.tentative.as_mut().map(|(before, _)| before);
+        let killed = killed.filter(|before| before.kind == FailureKind::Killed);
+        match (failure.kind, killed) {
+            (FailureKind::Killed, Some(killed)) => killed.add(failure),
+            (FailureKind::Killed, None) => self.tentative = Some((failure, now + TOGETHER)),
+            (FailureKind::PeerLost, _) => {
+                self.victims.extend(&failure.processes);
+                let until = now + self.options.grace;
+                self.tentative.get_or_insert((failure, until));
+            }
+            // It follows from the death of the other.
+            (kind, Some(_)) => self.is_final |= kind == FailureKind::Final,
+            (_, None) => self.decide(now, failure),
         }
     }
 
-    fn decide(&mut self, now: Duration, failure: Failure) {
+    fn decide(&mut self, now: Duration, mut failure: Failure) {
         self.is_final |= failure.kind == FailureKind::Final;
         self.tentative = None;
+        if failure.reason.chars().count() > MAX_REASON_CHARS {
+            failure.reason = failure.reason.chars().take(MAX_REASON_CHARS).collect();
+        }
         let end = GenerationEnd {
             generation: self.generation,
             processes: failure.processes,

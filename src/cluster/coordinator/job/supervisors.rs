@@ -146,9 +146,12 @@ impl JobState {
                 if !has_joined && is_own_error {
                     self.refuse(process_index, &reason);
                 }
-                let kind = match !has_joined && is_own_error && !self.has_trained() {
-                    true => FailureKind::Final,
-                    false => FailureKind::FirstHand,
+                let kind = match ended.exit_code {
+                    None => FailureKind::Killed,
+                    Some(_) if !has_joined && is_own_error && !self.has_trained() => {
+                        FailureKind::Final
+                    }
+                    Some(_) => FailureKind::FirstHand,
                 };
                 let mut failure = Failure { processes: vec![process_index], reason, kind };
                 if is_own_error && has_joined && self.stage == Stage::Forming {

@@ -112,8 +112,15 @@ impl World {
         self.job.child_ended(self.now, 100 + host as u64, &ended);
     }
 
+    /// No other process is killed with the one before.
+    fn settle(&mut self) {
+        self.now += TOGETHER;
+        self.job.tick(self.now);
+    }
+
     fn all_ended(&mut self, is_success: bool) {
         (0..self.num_processes).for_each(|process| self.child_ended(process, is_success));
+        self.settle();
     }
 
     /// Time passes, all that are not in `silent` give signs of life.
@@ -212,7 +219,23 @@ fn the_end_of_a_victim_is_no_explanation() {
     world.child_ended(0, false);
     assert_eq!(world.ended(), None);
     world.child_ended(2, false);
+    world.settle();
     assert_eq!(world.ended().unwrap(), "process 2 (host host2, pid 7) ended: killed by signal 9");
+}
+
+#[test]
+fn all_that_are_killed_together_are_named_and_nobody_who_ends_because_of_it() {
+    let mut world = World::supervised(4, 4);
+    world.join_all();
+    world.child_ended(2, false);
+    world.job.fail(world.now, failure(0, FailureKind::FirstHand, "no answer from process 2"));
+    world.child_ended(1, false);
+    assert_eq!(world.ended(), None);
+    world.settle();
+    let Some(JobChange::Failed(end)) = world.job.take_changes().pop() else { panic!() };
+    let ended = "(host host2, pid 7) ended: killed by signal 9; process 1 (host host1, pid 7) ended";
+    assert!(end.reason.contains(ended), "{}", end.reason);
+    assert_eq!(end.processes, [1, 2]);
 }
 
 #[test]
@@ -265,6 +288,7 @@ fn a_failed_generation_is_killed_and_the_next_one_starts() {
     assert_eq!(world.directives(), [start(1)]);
     world.join_all();
     world.child_ended(3, false);
+    world.settle();
     let reason = "process 3 (host host3, pid 7) ended: killed by signal 9";
     assert_eq!(world.directives(), [kill(1, reason)]);
     world.child_ended(0, false);
@@ -314,7 +338,7 @@ fn restarts_without_progress_wait_longer_and_end() {
         }
         waits.push((world.now - before).as_secs());
         world.join_all();
-        world.child_ended(0, false);
+        world.all_ended(false);
     }
     assert_eq!(waits, [0, 0, 1, 2], "the first start, then three restarts");
 
@@ -322,7 +346,7 @@ fn restarts_without_progress_wait_longer_and_end() {
     for step in 1..20 {
         world.join_all();
         world.job.heartbeat(0, &saved(step));
-        world.child_ended(0, false);
+        world.all_ended(false);
         assert_eq!(world.job.generation, step + 1, "progress: at once, and as often as needed");
     }
     // The same checkpoint again is no progress.
@@ -330,7 +354,7 @@ fn restarts_without_progress_wait_longer_and_end() {
         world.pass(5 * SECOND, &[]);
         world.join_all();
         world.job.heartbeat(0, &saved(19));
-        world.child_ended(0, false);
+        world.all_ended(false);
     }
     assert!(world.job.has_ended());
 }
@@ -344,7 +368,7 @@ fn an_error_at_the_start_ends_the_job_unless_it_has_trained() {
         if has_trained {
             world.join_all();
             world.job.heartbeat(0, &wire::Heartbeat { step: 7, ..Default::default() });
-            world.child_ended(0, false);
+            world.all_ended(false);
         }
         let generation = world.job.generation;
         let exit = |status: &str, exit_code| ChildEnded {

@@ -82,8 +82,7 @@ fn a_generation_goes_on_when_all_have_told_what_they_know() {
     assert_eq!((granted.horizon, granted.events), (12, vec![save, stop]));
     assert_eq!(world.directives(), [], "nothing is started");
     // What fails now is started again, in the next generation.
-    world.child_ended(0, false);
-    world.child_ended(1, false);
+    world.all_ended(false);
     let directives = world.directives();
     assert!(matches!(directives[0], Directive::Kill { generation: 3, .. }));
     assert_eq!(directives[1], start(4));
