@@ -228,6 +228,7 @@ impl Shared {
             Ask::AskDirectives(wire::AskDirectives { num_known, wait_ms }) => {
                 let num_known = usize::try_from(num_known).unwrap_or(usize::MAX);
                 let wait = Duration::from_millis(wait_ms).min(self.sign_of_life());
+                let _listening = Listening::new(self, caller);
                 let answer = self.wait(Topic::Job, wait, |_, job| {
                     job.knows_directives(caller, num_known);
                     let rows: Vec<_> =
@@ -412,6 +413,25 @@ impl Shared {
             _ => Reply::refused(Why::Invalid, "unknown request"),
         };
         wire::ReplyBody { answer: Some(answer) }
+    }
+}
+
+/// A supervisor's call that waits for directives. It is dropped when its connection is closed.
+struct Listening<'a> {
+    shared: &'a Shared,
+    caller: u64,
+}
+
+impl<'a> Listening<'a> {
+    fn new(shared: &'a Shared, caller: u64) -> Self {
+        shared.with_job(|now, job| job.listens(now, caller, true));
+        Self { shared, caller }
+    }
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        self.shared.with_job(|now, job| job.listens(now, self.caller, false));
     }
 }
 

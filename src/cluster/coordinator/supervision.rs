@@ -65,6 +65,10 @@ pub struct Supervisor {
     place: Option<HostPlace>,
     /// Which of its processes of this generation have ended.
     has_ended: Vec<bool>,
+    /// How many of its calls wait for directives: one, but for moments, as long as it is there.
+    num_listening: usize,
+    /// When that number last became 0.
+    deaf_since: Duration,
     /// What it has started for a coordinator before this one.
     held: HeldGeneration,
 }
@@ -97,6 +101,8 @@ impl Supervisor {
             refused: None,
             place: None,
             has_ended: vec![true; num_local],
+            num_listening: 0,
+            deaf_since: now,
             held: HeldGeneration::default(),
         }
     }
@@ -430,6 +436,28 @@ impl Supervision {
         }
         self.changed = now;
         Some(host.host.clone())
+    }
+
+    /// A call of a supervisor begins to wait for directives, or has ended.
+    pub fn listens(&mut self, session: u64, now: Duration, begins: bool) {
+        for host in self.hosts.iter_mut().filter(|host| host.session == session) {
+            host.num_listening = match begins {
+                true => host.num_listening + 1,
+                false => host.num_listening.saturating_sub(1),
+            };
+            host.deaf_since = now;
+        }
+    }
+
+    /// The first host of the generation that has not waited for directives for so long: its
+    /// connection is closed. With its processes.
+    pub fn hung_up(&self, now: Duration, since: Duration) -> Option<(String, Vec<usize>)> {
+        let hung_up = |host: &&Supervisor| {
+            let is_deaf = host.num_listening == 0;
+            host.place.is_some() && is_deaf && now.saturating_sub(host.deaf_since) >= since
+        };
+        let host = self.hosts.iter().find(hung_up)?;
+        Some((host.name(), host.processes().collect()))
     }
 
     /// A process has ended. `false` if it is not one of this supervisor, or was known to have

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use self::FailureKind::PeerLost;
 use super::{JobChange, JobState};
 
 /// Shorter stops are those of a busy machine.
@@ -74,6 +75,20 @@ impl JobState {
                 Failure { processes, reason, ..failure }
             }
         }
+    }
+
+    /// Explains a lost connection by a host that has hung up, if one has: with its supervisor its
+    /// processes were killed.
+    pub fn blame_host(&self, now: Duration, failure: Failure) -> Failure {
+        let supervision = self.supervision.as_ref().filter(|_| failure.kind == PeerLost);
+        let hung_up = supervision.and_then(|hosts| hosts.hung_up(now, self.options.grace / 2));
+        let Some((host, processes)) = hung_up else { return failure };
+        let reason = format!(
+            "the supervisor on {host} has closed its connection: it was killed, or its host is \
+             down ({})",
+            failure.reason
+        );
+        Failure { processes, reason, kind: FailureKind::FirstHand }
     }
 
     /// Explains a failure by a stop of the coordinator a moment ago, if there was one: processes

@@ -463,7 +463,7 @@ impl JobState {
     /// Time passes.
     pub fn tick(&mut self, now: Duration) {
         if let Some((failure, _)) = self.tentative.take_if(|(_, until)| *until <= now) {
-            self.decide(now, failure);
+            self.decide(now, self.blame_host(now, failure));
         }
         if matches!(self.stage, Stage::Forming | Stage::Running) {
             self.find_silent(now);

@@ -176,6 +176,13 @@ impl JobState {
         }
     }
 
+    /// A call of a supervisor begins to wait for directives, or has ended.
+    pub fn listens(&mut self, now: Duration, session: u64, begins: bool) {
+        if let Some(supervision) = &mut self.supervision {
+            supervision.listens(session, now, begins);
+        }
+    }
+
     /// A supervisor cannot go on.
     pub fn give_up(&mut self, now: Duration, reason: &str) {
         self.is_final = true;

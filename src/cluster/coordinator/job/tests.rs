@@ -239,6 +239,26 @@ fn all_that_are_killed_together_are_named_and_nobody_who_ends_because_of_it() {
 }
 
 #[test]
+fn a_host_that_hangs_up_explains_a_lost_connection() {
+    let lost = failure(0, FailureKind::PeerLost, "process 2 closed the connection");
+    for hangs_up in [false, true] {
+        let mut world = World::supervised(4, 2);
+        world.join_all();
+        (0..2).for_each(|host| world.job.listens(world.now, 100 + host, true));
+        world.pass(SECOND, &[]);
+        if hangs_up {
+            world.job.listens(world.now, 101, false);
+        }
+        world.job.fail(world.now, lost.clone());
+        world.pass(SECOND, &[]);
+        let expected = "the supervisor on host1 (processes 2 to 3) has closed its connection: it \
+                        was killed, or its host is down (process 2 closed the connection)";
+        let expected = if hangs_up { expected } else { "process 2 closed the connection" };
+        assert_eq!(world.ended().unwrap(), expected);
+    }
+}
+
+#[test]
 fn who_is_silent_is_dead_but_not_if_nobody_could_listen() {
     let mut world = World::new(2, None);
     world.join_all();
