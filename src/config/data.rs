@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
+use toml::{Table, Value};
 
 use super::arrays::ArraysConfig;
 use super::error::{KeyErrors, require};
 use super::key::{KeyInfo, OnResume};
 use super::keys::{Exclusive, Reader, Section, Tag, choices};
+use super::late::LateConfig;
 use super::table::TableConfig;
 
 choices! {
@@ -616,14 +618,24 @@ impl Section for DataConfig {
         &[(&["eval_path", "eval_x"], &["eval_fraction"]), (&["eval_path"], &["eval_x"])];
 
     fn keys(choice: &str) -> Vec<KeyInfo> {
-        Self::keys_of(choice, OnResume::Warn)
+        let mut keys = Self::keys_of(choice, OnResume::Warn);
+        keys.extend(KeyInfo::of::<LateConfig>(OnResume::Warn));
+        keys
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        // For its errors; `read_late` reads the values.
+        reader.keys::<LateConfig>()?;
         let data = Self::read_choice(reader)?;
         data.check(&mut reader.errors);
         Some(data)
     }
+}
+
+/// The keys of the section that are the same for all sources. Their errors are those of the section.
+pub(super) fn read_late(file: &Table) -> LateConfig {
+    let table = file.get(DataConfig::NAME).and_then(Value::as_table).cloned().unwrap_or_default();
+    table.try_into().unwrap_or_default()
 }
 
 fn check_labels(labels: &[String], errors: &mut KeyErrors) {

@@ -35,6 +35,7 @@ mod file;
 mod folder;
 mod key;
 mod keys;
+mod late;
 mod lines;
 mod mesh;
 mod observe;
@@ -76,6 +77,7 @@ pub use error::{Complaint, Error, Place, Problem, near_names};
 pub use file::{cache_dir, expand_home, open_regular, read_regular};
 pub use folder::{FolderClasses, FolderConfig, FolderError};
 pub use key::OnResume;
+pub use late::{LateConfig, OnLate};
 pub use mesh::{MeshConfig, UnevenMesh};
 pub use observe::ObserveConfig;
 pub use optimizer::{Adam, AdamW, Lamb, Lars, OptimizerConfig, Sgd, UpdateRule};
@@ -117,6 +119,9 @@ pub struct Config {
     pub model: ModelConfig,
     /// `[data]`.
     pub data: DataConfig,
+    /// The keys of `[data]` that are the same for all sources. [`Self::to_toml`] writes them there.
+    #[serde(skip)]
+    pub late: LateConfig,
     /// `[train]`.
     pub train: TrainConfig,
     /// `[optimizer]`.
@@ -259,6 +264,10 @@ impl Config {
         }
         // Evaluation reads parameters after an outer step, on any mesh, and records no steps.
         keys.remove("sync");
+        if let Some(data) = keys.get_mut("data").and_then(toml::Value::as_table_mut) {
+            data.remove("late");
+            data.remove("late_from");
+        }
         keys.remove("observe");
         // Evaluation normalizes with running means, whatever the groups were.
         if let Some(group) = keys.get_mut("model").and_then(|model| model.get_mut(NORM_GROUP)) {
@@ -349,6 +358,7 @@ impl Config {
         }
         let model = read_section(file, errors);
         let data: Option<DataConfig> = read_section(file, errors);
+        let late = data::read_late(file);
         let train: Option<TrainConfig> = read_section(file, errors);
         let optimizer: Option<OptimizerConfig> = read_section(file, errors);
         let schedule = read_section(file, errors);
@@ -393,6 +403,11 @@ impl Config {
         if let (Some(train), Some(data)) = (&train, &data) {
             check_pad_to(train, data, errors);
         }
+        if let (Some(data), Some(train), Some(sync)) = (&data, &train, sync)
+            && let (Some(mesh), Some(observe)) = (&mesh, &observe)
+        {
+            late::check(&late, data, (train, sync), (mesh, observe), errors);
+        }
         // Microbatches of a fixed size are the same on any mesh.
         if let (Some(train), Some(mesh)) = (&train, &mesh)
             && let shards = mesh.fixed().map(|mesh| mesh.num_batch_shards())
@@ -403,6 +418,7 @@ impl Config {
         Some(Self {
             model: model?,
             data: data?,
+            late,
             train: train?,
             optimizer: optimizer?,
             schedule: schedule?,
@@ -433,6 +449,7 @@ impl Config {
             ("cluster.tls_certificate", &mut cluster.tls_certificate),
             ("cluster.tls_key", &mut cluster.tls_key),
             ("parallel.fabric", &mut self.parallel.fabric),
+            ("data.late_from", &mut self.late.late_from),
         ];
         let files = files.into_iter().filter_map(|(key, path)| Some((key, path.as_mut()?)));
         let others = backend.into_iter().chain(files);

@@ -56,7 +56,10 @@ impl Config {
     /// # Errors
     /// If a path is not Unicode, or a number does not fit into TOML's 64-bit signed integers.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
-        let file = Table::try_from(self)?;
+        let mut file = Table::try_from(self)?;
+        if let Some(data) = file.get_mut("data").and_then(Value::as_table_mut) {
+            data.extend(Table::try_from(&self.late)?);
+        }
         let sections = SECTIONS.iter().filter_map(|section| {
             let table = file.get(section.name)?.as_table()?;
             Some(format!("\n[{}]\n{}", section.name, lines(section, table)))

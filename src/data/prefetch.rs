@@ -1,7 +1,7 @@
 //! A thread that assembles and transfers batches ahead of the loop.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{error, io, thread};
@@ -25,6 +25,20 @@ pub struct Prefetched<T> {
     /// How long the loop waited for it.
     pub waited: Duration,
 }
+
+/// What [`Prefetch::next_unless`] has found.
+#[derive(Debug)]
+pub enum Received<T, E> {
+    /// The next batch, in order, or why there is none.
+    Next(Result<Prefetched<T>, PrefetchError<E>>),
+    /// It was given up before it came.
+    GivenUp,
+    /// There are no more.
+    None,
+}
+
+/// How often it is asked whether a batch is given up.
+const POLL: Duration = Duration::from_millis(1);
 
 /// Why there is no next batch. It is the last result.
 #[derive(Debug, thiserror::Error)]
@@ -84,16 +98,35 @@ impl<T, E> Prefetch<T, E> {
     #[expect(clippy::should_implement_trait, reason = "it also returns the time waited")]
     pub fn next(&mut self) -> Option<Result<Prefetched<T>, PrefetchError<E>>> {
         let start = Instant::now();
-        let received = self.receiver.as_ref()?.recv();
-        let waited = start.elapsed();
-        match received {
-            Ok(Ok(batch)) => Some(Ok(Prefetched { batch, waited })),
-            Ok(Err(error)) => {
-                self.receiver = None;
-                Some(Err(error))
+        let received = self.receiver.as_ref()?.recv().ok()?;
+        Some(self.received(received, start))
+    }
+
+    /// As [`Self::next`], unless `gives_up` says meanwhile that it is not waited for any more: it
+    /// is then the next one of a later call.
+    pub fn next_unless(&mut self, gives_up: impl Fn() -> bool) -> Received<T, E> {
+        let start = Instant::now();
+        let Some(receiver) = &self.receiver else { return Received::None };
+        let received = loop {
+            match receiver.recv_timeout(POLL) {
+                Ok(received) => break received,
+                Err(RecvTimeoutError::Timeout) if gives_up() => return Received::GivenUp,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Received::None,
             }
-            Err(_) => None,
-        }
+        };
+        Received::Next(self.received(received, start))
+    }
+
+    fn received(
+        &mut self,
+        received: Result<T, PrefetchError<E>>,
+        start: Instant,
+    ) -> Result<Prefetched<T>, PrefetchError<E>> {
+        let waited = start.elapsed();
+        // After an error nothing comes.
+        let received = received.inspect_err(|_| self.receiver = None);
+        received.map(|batch| Prefetched { batch, waited })
     }
 }
 

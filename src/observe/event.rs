@@ -211,6 +211,8 @@ pub struct LaunchMetrics {
     pub is_evaluated: bool,
     /// The norms of each parameter, for steps among these that have them.
     pub layers: Vec<StepLayers>,
+    /// The shards of the batch that were late, of steps that had some.
+    pub late_shards: BTreeMap<u64, Vec<usize>>,
     /// When its parts were, if that is known.
     pub spans: Option<LaunchSpans>,
 }

@@ -39,6 +39,9 @@ pub(super) struct StepLine {
     /// Processes that were found to be slow since the line before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     slow_processes: Vec<SlowProcess>,
+    /// Shards of the batch that were late.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    late_shards: Vec<usize>,
 }
 
 impl Jsonl {
@@ -71,7 +74,10 @@ impl Sink for Jsonl {
                 for step in &launch.steps {
                     self.write_held();
                     let slow_processes = std::mem::take(&mut self.slow);
-                    self.held = Some(StepLine { step: step.clone(), eval: None, slow_processes });
+                    let late_shards =
+                        launch.late_shards.get(&step.step).cloned().unwrap_or_default();
+                    let (step, eval) = (step.clone(), None);
+                    self.held = Some(StepLine { step, eval, slow_processes, late_shards });
                 }
                 if !launch.is_evaluated {
                     self.write_held();

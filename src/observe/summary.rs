@@ -86,6 +86,9 @@ pub struct Summary {
     pub params_fingerprint: Option<String>,
     /// Updates skipped because a value was not finite.
     pub num_skipped: u64,
+    /// How often a shard's batch was late and left out, in steps of this process.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub num_late_shards: u64,
     /// Seed of every random choice.
     pub seed: u64,
     /// Dtypes of parameters and arithmetic: `f32`, `bf16` or `f64`.
@@ -123,6 +126,11 @@ pub enum Status {
     Interrupted,
     /// An error or a value that is not finite ended it, or its last update was skipped.
     Failed,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl Summary {
@@ -229,6 +237,8 @@ impl Sink for SummaryFile {
                         *summary.totals.entry(field).or_default() += ms / 1e3;
                     }
                 }
+                let late = launch.late_shards.values().map(Vec::len).sum::<usize>();
+                summary.num_late_shards += late as u64;
                 if let Some(last) = launch.steps.last() {
                     summary.steps = last.step + 1;
                     summary.final_loss = last.values.get(Metric::LOSS);

@@ -45,6 +45,8 @@ pub struct StepSpec<'a> {
     /// Microbatches of the global batch. Passes beyond them are surplus: they have weight 0, and
     /// the examples of the last microbatch.
     pub num_global_microbatches: usize,
+    /// Shards may be late: with the input `on_time` of 0 a replica's passes are all surplus.
+    pub skips_late: bool,
     /// Element types of parameters and computation.
     pub precision: Precision,
     /// The update rule.
@@ -163,15 +165,17 @@ impl<'a> StepSpec<'a> {
         })
     }
 
-    /// `true` if some passes are surplus.
+    /// `true` if some passes are surplus, or may be.
     pub(super) fn has_surplus(&self) -> bool {
-        self.num_global_microbatches < self.num_microbatches * self.plan.mesh.num_batch_shards()
+        self.skips_late
+            || self.num_global_microbatches
+                < self.num_microbatches * self.plan.mesh.num_batch_shards()
     }
 
-    /// `true` if all passes of some replicas are surplus.
+    /// `true` if all passes of some replicas are surplus, or may be.
     pub(super) fn has_idle_shard(&self) -> bool {
         let last_shard = self.plan.mesh.num_batch_shards().saturating_sub(1);
-        self.num_global_microbatches <= self.num_microbatches * last_shard
+        self.skips_late || self.num_global_microbatches <= self.num_microbatches * last_shard
     }
 
     /// What layers read in training, for a microbatch from this example of the global batch on;
@@ -198,9 +202,13 @@ impl<'a> StepSpec<'a> {
         if !self.has_surplus() {
             return self.ones(t, self.microbatch);
         }
-        let end = self.num_global_microbatches as f64 * self.microbatch as f64;
-        let counts = first_example().less(end).convert(self.precision.params);
+        let counts = first_example().less(self.end_of_batch()).convert(self.precision.params);
         counts.broadcast_in_dim(&[self.microbatch], &[]).vary(self.plan.batch_axes())
+    }
+
+    /// The number of examples of the global batch.
+    pub(super) fn end_of_batch(&self) -> f64 {
+        self.num_global_microbatches as f64 * self.microbatch as f64
     }
 
     /// Converts float fields to the compute dtype.

@@ -4,7 +4,7 @@ use hlo::random::Key;
 use hlo::{DType, Tensor, TensorType, Tracer, Tree};
 use models::{Batch, Training};
 
-use super::{BatchParts, DeclaredStep, NUM_SKIPPED, SEED, STEP, StateSection, local};
+use super::{BatchParts, DeclaredStep, NUM_SKIPPED, ON_TIME, SEED, STEP, StateSection, local};
 
 /// The inputs shared by loss, gradient and step.
 pub(super) struct StepInputs<'g> {
@@ -18,6 +18,8 @@ pub(super) struct StepInputs<'g> {
     /// Index, in the global batch, of the first example of this replica's first microbatch: a u32
     /// scalar, beyond the end of the batch if that microbatch is surplus.
     pub first_example: Tensor<'g>,
+    /// A u32 scalar, 0 if this replica's batch is late, in steps that allow it.
+    pub on_time: Option<Tensor<'g>>,
     pub training: Training<'g>,
     /// The parts of the batch whose gradients are measured.
     pub parts: Option<BatchParts>,
@@ -36,13 +38,24 @@ impl<'g> StepInputs<'g> {
         let mut batch = spec.batch_inputs(t, spec.batch_per_replica());
         let shard = t.replica_id(spec.plan.batch_axes());
         let first_example = shard * spec.batch_per_replica() as f64;
+        let on_time = spec.skips_late.then(|| {
+            let ty = TensorType::new(DType::U32, &[]).varying(spec.plan.batch_axes());
+            t.input(ON_TIME, ty)
+        });
+        let first_example = match on_time {
+            Some(on_time) => {
+                let end = first_example.full_like(spec.end_of_batch());
+                on_time.greater(0.0).select(first_example, end)
+            }
+            None => first_example,
+        };
         // With several microbatches, each has weights of its own.
         if spec.num_microbatches == 1 && spec.has_surplus() {
             batch.weight = spec.weights(t, || first_example);
         }
         let training = spec.training(Key::from_seed(seed).fold_in(step), first_example);
         let parts = None;
-        Self { first_example, training, parts, leaves, state, step, num_skipped, batch }
+        Self { first_example, on_time, training, parts, leaves, state, step, num_skipped, batch }
     }
 
     pub fn params(&self) -> Tree<Tensor<'g>> {

@@ -30,6 +30,10 @@ pub const LAYER_NORMS: &str = "layer_norms";
 /// Name of its output that holds the mean, weighted by the examples, of the squared norms of the
 /// gradients of [parts](super::BatchParts) of the batch.
 pub const PART_SQUARES: &str = "part_squares";
+/// Name of its input that is 0 on a replica with a late batch, where that is allowed.
+pub const ON_TIME: &str = "on_time";
+/// Name of its output that then has a 1 for each late shard of the batch: `[num_batch_shards]`.
+pub const LATE_SHARDS: &str = "late_shards";
 /// Name of the evaluation's output that holds the global sums.
 pub const SUMS: &str = "sums";
 /// The output of [`super::trace_scores`].

@@ -11,8 +11,9 @@ use super::metrics::{COMPUTED_METRICS, StepValues};
 use super::observed::{StepDiagnostics, counts_of_rows, norms_of_rows};
 use super::pipeline::Pipeline;
 use super::{
-    BatchParts, DeclaredStep, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT,
-    NUM_SKIPPED, PART_SQUARES, REPLICA_LOSS, STEP, StateSection, StepError, StepSpec, local,
+    BatchParts, DeclaredStep, LATE_SHARDS, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE,
+    METRICS_OUTPUT, NUM_SKIPPED, PART_SQUARES, REPLICA_LOSS, STEP, StateSection, StepError,
+    StepSpec, local,
 };
 use crate::config::OnNonfinite;
 use crate::optim::{Context, global_norm};
@@ -158,6 +159,9 @@ pub(super) fn step_as_observed(
         let metrics: Vec<_> = metrics.collect();
         t.output_varying(METRICS_OUTPUT, metrics[0].concatenate(&metrics[1..], 0), own_axes);
         t.output_varying(REPLICA_LOSS, replica_loss, spec.plan.batch_axes());
+        if let Some(on_time) = inputs.on_time {
+            t.output(LATE_SHARDS, late_shards(spec, on_time));
+        }
         if let Some(norms) = layer_norms {
             t.output(LAYER_NORMS, norms);
         }
@@ -345,9 +349,30 @@ fn observed_everywhere<'g>(
         true => sums,
         false => first.tracer().all_reduce(&sums, Reduction::Sum, axes),
     };
-    let num_workers = spec.plan.mesh.group_size(spec.own_axes());
-    let count = (spec.num_global_microbatches / num_workers) as f64;
-    paths.paths().map(str::to_owned).zip(totals.into_iter().map(|total| total / count)).collect()
+    let mean = |total: Tensor<'g>| match inputs.on_time {
+        None => {
+            let num_workers = spec.plan.mesh.group_size(spec.own_axes());
+            total / (spec.num_global_microbatches / num_workers) as f64
+        }
+        Some(_) => {
+            let rest = inputs.first_example.full_like(spec.end_of_batch());
+            let rest =
+                (rest - inputs.first_example.minimum(spec.end_of_batch())).convert(total.dtype());
+            let own = (rest / spec.microbatch as f64).minimum(spec.num_microbatches as f64);
+            total / global(spec, own)
+        }
+    };
+    paths.paths().map(str::to_owned).zip(totals.into_iter().map(mean)).collect()
+}
+
+/// Which shards of the batch are late, 1 for those that are: `[num_batch_shards]`.
+fn late_shards<'g>(spec: &StepSpec<'_>, on_time: Tensor<'g>) -> Tensor<'g> {
+    let (t, batch_axes) = (on_time.tracer(), spec.plan.batch_axes());
+    let num_shards = spec.plan.mesh.num_batch_shards();
+    let each = t.iota(DType::U32, &[num_shards], 0).vary(batch_axes);
+    let own = t.replica_id(batch_axes).broadcast_in_dim(&[num_shards], &[]);
+    let is_late = on_time.equal(0.0).broadcast_in_dim(&[num_shards], &[]);
+    global(spec, each.equal(own).and(is_late).convert(spec.precision.params))
 }
 
 /// The sum over the global batch, from each replica's sum over its part; of a replica's own part if

@@ -345,6 +345,14 @@ pub enum Error {
          absolute path or a URL, and leave checkpoint.keep above 0"
     )]
     NothingToResume,
+    /// What was late in another run cannot be read.
+    #[error("cannot read which batches were late in {} (data.late_from): {source}", path.display())]
+    LateFrom {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The checkpoint belongs to a run that this configuration cannot continue.
     #[error("this configuration cannot continue the run that was saved: {differences}")]
     OtherRun {

@@ -128,6 +128,7 @@ impl<'a> EvalSpec<'a> {
             microbatch: self.batch_per_replica,
             num_microbatches: 1,
             num_global_microbatches: mesh.num_batch_shards(),
+            skips_late: false,
             precision: self.precision,
             optimizer: &optimizer,
             gather_mask: &optim::Mask::Matrices,

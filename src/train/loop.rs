@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use super::checkpoints::Saver;
 use super::events::{Due, DueSteps};
 use super::host_metrics::LaunchTimes;
+use super::late::LateBatches;
 use super::nonfinite::SkippedUpdates;
 use super::probe::DeviceProbe;
 use super::processes::{Agreed, Agreement, Processes};
@@ -46,6 +47,8 @@ pub(super) struct Loop<'a> {
     recorder: &'a mut Recorder,
     due_steps: DueSteps,
     batches: Prefetch<DeviceBatch, pjrt::Error>,
+    /// Where the run goes on without batches that are late.
+    late: Option<LateBatches>,
     /// Launches without recorded metrics, oldest first.
     unrecorded: VecDeque<UnrecordedLaunch>,
     /// Launches that have ended since all processes knew of each other's metrics.
@@ -97,6 +100,12 @@ impl<'a> Loop<'a> {
         let batches = TrainBatches::split(job.splits.train.clone(), seed, run.batch)?;
         let batches = batches.of_shards(sender.shards().clone());
         let launches = due_steps.launches(trainer.steps_taken(), run.steps_per_launch as u64);
+        let late = &job.config.late;
+        let late = late.skips().then(|| LateBatches::new(late, run, sender.shards().clone()));
+        let late = late.transpose()?;
+        let is_wanted = late.as_ref().map(LateBatches::is_wanted);
+        let launches =
+            launches.filter(move |steps| is_wanted.as_ref().is_none_or(|it| it(steps.start)));
         let launches = launches.map(move |steps| batches.launch(steps));
         let batches = Prefetch::start(launches, 1, move |batches| sender.send(batches))?;
         let skipped = SkippedUpdates::new(run.on_nonfinite, recorder.progress().run());
@@ -111,6 +120,7 @@ impl<'a> Loop<'a> {
             recorder,
             due_steps,
             batches,
+            late,
             unrecorded,
             ended: vec![],
             last_end,
@@ -244,7 +254,16 @@ impl<'a> Loop<'a> {
     fn next_batch(&mut self) -> Result<Option<Prefetched<DeviceBatch>>, Error> {
         self.processes.phase(Phase::Data, self.trainer.steps_taken());
         let waiting = self.processes.waiting("waiting for the next batch");
-        let batch = self.batches.next();
+        let batch = match &mut self.late {
+            None => self.batches.next(),
+            Some(late) => {
+                let last_end = || match self.unrecorded.back() {
+                    Some(launch) => launch.steps.times().1.get(),
+                    None => Some(self.last_end),
+                };
+                late.next(self.trainer.steps_taken(), &mut self.batches, last_end)
+            }
+        };
         drop(waiting);
         // The wait for the batch may have been long.
         let have_met = self.due_steps.have_met_after(self.trainer.steps_taken());
@@ -309,6 +328,9 @@ impl<'a> Loop<'a> {
                 collective_wait,
             };
             self.processes.steps_done(first, &times, self.probed.take());
+            if let Some(late) = &mut self.late {
+                late.step_took(total);
+            }
             let (waits, waited_for) = by_process(waits.unwrap_or_default());
             let spans = LaunchSpans {
                 data: begun.checked_sub(data_wait).unwrap_or(begun)..begun,

@@ -16,6 +16,7 @@ mod events;
 mod fabric_file;
 mod gather;
 mod host_metrics;
+mod late;
 mod launches;
 mod r#loop;
 mod memory;

@@ -41,6 +41,7 @@ impl DeviceProbe {
             None => StepSpec {
                 num_microbatches: 1,
                 num_global_microbatches: run.batch.num_batch_shards(),
+                skips_late: false,
                 ..whole
             },
         };

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use hlo::{Literal, Tree};
+use hlo::{Literal, Tree, counted};
 
 use super::host_metrics::{HostStep, LaunchTimes};
 use super::processes::Processes;
@@ -70,6 +70,8 @@ pub(super) struct Recorder {
     started: Instant,
     global_batch: usize,
     steps_per_epoch: f64,
+    /// How often a shard's batch was late.
+    num_late: usize,
     /// Parts of a batch whose gradients are compared, if they are.
     num_parts: Option<usize>,
 }
@@ -149,6 +151,7 @@ impl Recorder {
             started,
             global_batch: run.batch.global_batch(),
             steps_per_epoch: run.length.steps_per_epoch().map_or(f64::NAN, |steps| steps as f64),
+            num_late: 0,
             num_parts: run.batch_parts(job.model),
         })
     }
@@ -177,8 +180,14 @@ impl Recorder {
             elapsed_secs: self.started.elapsed().as_secs_f64(),
             is_evaluated,
             layers: results.iter().filter_map(|result| result.layers.clone()).collect(),
+            late_shards: results
+                .iter()
+                .filter(|result| !result.late_shards.is_empty())
+                .map(|result| (result.step, result.late_shards.clone()))
+                .collect(),
             spans: Some(spans),
         };
+        self.num_late += launch.late_shards.values().map(Vec::len).sum::<usize>();
         self.progress.launched(results);
         self.sinks.send(&RunEvent::Launch(launch));
     }
@@ -243,6 +252,13 @@ impl Recorder {
         self.sinks.send(&RunEvent::StepsEnded);
         if let Some(scale) = self.num_parts.and_then(|_| self.progress.run().noise.scale()) {
             self.say(&describe_noise(scale, self.global_batch));
+        }
+        if self.num_late > 0 {
+            let times = counted(self.num_late, "time");
+            self.say(&format!(
+                "a shard's batch was late and left out {times} (data.late = \"skip\"); \
+                 metrics.jsonl says which"
+            ));
         }
         let mut errors = vec![];
         // Parameters first: of all files they are the most expensive to lose.

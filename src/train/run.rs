@@ -52,6 +52,8 @@ pub struct Run {
     pub on_nonfinite: OnNonfinite,
     /// Steps of one launch.
     pub steps_per_launch: usize,
+    /// Shards with late batches take part in a step with weight 0.
+    pub skips_late: bool,
     /// The steps that are observed more closely.
     pub observed: ObservedSteps,
     /// The form in which programs are written for the platform.
@@ -130,6 +132,7 @@ impl Run {
             precision: config.train.precision.dtypes(),
             on_nonfinite: config.train.on_nonfinite,
             steps_per_launch: config.train.steps_per_launch,
+            skips_late: config.late.skips(),
             observed: ObservedSteps::new(&config.observe),
             lowering,
             attention,
@@ -185,8 +188,11 @@ impl Run {
                  with the whole batch"
             )
         });
+        let late = self.skips_late.then(|| {
+            "late batches are left out (data.late = \"skip\"): their examples are lost".to_owned()
+        });
         let sums = self.synchronize.approximation();
-        sums.into_iter().chain(gathers).chain(local_steps).collect()
+        sums.into_iter().chain(gathers).chain(local_steps).chain(late).collect()
     }
 
     /// Whether context parallelism over this many replicas is possible, each with a piece of an
@@ -235,6 +241,7 @@ impl Run {
             microbatch: self.batch.microbatch(),
             num_microbatches: self.batch.num_microbatches(),
             num_global_microbatches: self.batch.num_global_microbatches(),
+            skips_late: self.skips_late,
             precision: self.precision,
             optimizer: &*self.optimizer,
             gather_mask: &self.gather_mask,

@@ -24,11 +24,13 @@ use crate::observe::{Metric, MetricValues, StartupSpans, StepLayers};
 use crate::pjrt::{Arg, Buffers, Client, Completion, EndTime, Placement};
 use crate::state::State;
 use crate::step::{
-    BATCH, COMPUTED_METRICS, GRAD_NORM, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT,
-    NONFINITE_LEAF, PART_SQUARES, REPLICA_LOSS, SEED, StateSection, ema_path, metrics_of_replicas,
+    BATCH, COMPUTED_METRICS, GRAD_NORM, LATE_SHARDS, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE,
+    METRICS_OUTPUT, NONFINITE_LEAF, ON_TIME, PART_SQUARES, REPLICA_LOSS, SEED, StateSection,
+    ema_path, metrics_of_replicas,
 };
 
 /// The batches of a launch, on their way to the devices: the step's `batch.*` inputs by name.
+#[derive(Clone)]
 pub struct DeviceBatch {
     /// Index, in the run, of the first batch.
     pub index: u64,
@@ -36,10 +38,20 @@ pub struct DeviceBatch {
     pub num_steps: usize,
     /// Its [`HostBatch::size_class`].
     pub size_class: usize,
-    fields: Tree<Buffers>,
+    fields: Arc<Tree<Buffers>>,
+    /// For each replica of this process, its shard of the batch.
+    shards: Arc<[usize]>,
+    /// For each of them, whether the shard is late and the batch stands in its place.
+    are_late: Vec<bool>,
 }
 
 impl DeviceBatch {
+    /// The same examples in place of a batch of which these shards are late.
+    pub(super) fn in_place_of(&self, index: u64, is_late: impl Fn(usize) -> bool) -> Self {
+        let are_late = self.shards.iter().map(|shard| is_late(*shard)).collect();
+        Self { index, are_late, ..self.clone() }
+    }
+
     /// The argument for the input `name`, if it is a field of the batch. It is borrowed, because
     /// destroying the buffer before the launch has ended would block.
     pub(super) fn arg(&self, name: &str) -> Option<Arg<'_>> {
@@ -63,11 +75,12 @@ pub struct PendingSteps {
     layer_norms: Option<Buffers>,
     layer_counts: Option<Buffers>,
     part_squares: Option<Buffers>,
+    late_shards: Option<Buffers>,
     done: Completion,
     launched: Range<Instant>,
     end: EndTime,
     /// Inputs and donated buffers of the steps, kept until they have ended.
-    _inputs: (DeviceBatch, Buffers, Vec<Buffers>),
+    _inputs: (DeviceBatch, Vec<Buffers>, Vec<Buffers>),
 }
 
 impl PendingSteps {
@@ -108,6 +121,8 @@ pub struct StepResult {
     pub layers: Option<StepLayers>,
     /// The mean of the squared norms of the gradients of parts of the batch, of a step that has it.
     pub part_squares: Option<f64>,
+    /// The shards of the batch that were late.
+    pub late_shards: Vec<usize>,
 }
 
 impl StepResult {
@@ -126,6 +141,8 @@ pub struct Trainer {
     batch_axes: AxisSet,
     /// `true` if replicas train on their own between outer steps.
     takes_local_steps: bool,
+    /// `true` if the batch of a shard may be late.
+    skips_late: bool,
     observed: ObservedSteps,
     layer_rows: LayerRows,
     pub(super) lowering: Lowering,
@@ -175,6 +192,7 @@ impl Trainer {
             seed,
             batch_axes,
             takes_local_steps,
+            skips_late: run.skips_late,
             observed,
             layer_rows,
             lowering,
@@ -387,11 +405,18 @@ impl Trainer {
         };
         let placement = program.executable.placement();
         let rate = self.client.upload_on(placement, &replicated(rate, placement))?;
+        let on_time =
+            batch.are_late.iter().map(|is_late| Arc::new(Literal::scalar(u32::from(!is_late))));
+        let on_time = match self.skips_late {
+            true => Some(self.client.upload_on(placement, &on_time.collect::<Vec<_>>())?),
+            false => None,
+        };
         let leaves = self.state.take().into_iter().map(Arg::Donate);
         let begun = Instant::now();
         let NamedLaunch { mut results, done, spent } = program.call(leaves, |name| match name {
             SEED => Some(Arg::Borrow(&self.seed)),
             LEARNING_RATE => Some(Arg::Borrow(&rate)),
+            ON_TIME => on_time.as_ref().map(Arg::Borrow),
             field => batch.arg(field),
         })?;
         let launched = begun..Instant::now();
@@ -400,8 +425,10 @@ impl Trainer {
         let layer_norms = results.take(LAYER_NORMS).ok();
         let layer_counts = results.take(LAYER_COUNTS).ok();
         let part_squares = results.take(PART_SQUARES).ok();
+        let late_shards = results.take(LATE_SHARDS).ok();
         self.state.put(results.leaves, rates.len() as u64);
-        let (end, _inputs) = (done.note_end()?, (batch, rate, spent));
+        let (end, _inputs) =
+            (done.note_end()?, (batch, [rate].into_iter().chain(on_time).collect(), spent));
         Ok(PendingSteps {
             first,
             rates,
@@ -410,6 +437,7 @@ impl Trainer {
             layer_norms,
             layer_counts,
             part_squares,
+            late_shards,
             done,
             launched,
             end,
@@ -424,7 +452,7 @@ impl Trainer {
     /// If a launch or a transfer failed.
     pub fn finish(&self, pending: PendingSteps) -> Result<Vec<StepResult>, Error> {
         let PendingSteps { first, rates, metrics, replica_loss, .. } = pending;
-        let PendingSteps { layer_norms, layer_counts, part_squares, .. } = pending;
+        let PendingSteps { layer_norms, layer_counts, part_squares, late_shards, .. } = pending;
         let (has_layers, has_noise) =
             (self.observed.has_layers(first), self.observed.has_noise(first));
         // The copy is not requested earlier, because XLA's CPU backend would block there until the
@@ -458,6 +486,10 @@ impl Trainer {
             if let Some(squares) = part_squares.as_ref().filter(|_| has_noise) {
                 result.part_squares = squares.first_to_host()?.wait()?.to_f64().first().copied();
             }
+            if let Some(late) = &late_shards {
+                let late = late.first_to_host()?.wait()?.to_f64();
+                result.late_shards = (0..late.len()).filter(|shard| late[*shard] > 0.0).collect();
+            }
             Ok(result)
         };
         rates.into_iter().enumerate().map(result).collect()
@@ -487,6 +519,7 @@ impl Trainer {
             of_replicas: if self.takes_local_steps { of_replicas } else { vec![] },
             layers: None,
             part_squares: None,
+            late_shards: vec![],
         }
     }
 
@@ -556,7 +589,10 @@ impl BatchSender {
             Ok::<_, crate::pjrt::Error>((input.clone(), buffers))
         };
         let fields = self.inputs.iter().map(upload).collect::<Result<_, _>>()?;
-        Ok(DeviceBatch { index, num_steps, size_class, fields })
+        let fields = Arc::new(fields);
+        let shards: Arc<[usize]> = self.places.iter().map(|place| self.shards[*place]).collect();
+        let are_late = vec![false; shards.len()];
+        Ok(DeviceBatch { index, num_steps, size_class, fields, shards, are_late })
     }
 }
 

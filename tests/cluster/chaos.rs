@@ -15,8 +15,8 @@ use hlo::random::threefry2x32;
 use super::failures::hanging_disk;
 use super::hosts::{COORDINATOR, Hosts, OWN_COORDINATOR, TOKEN};
 use super::{
-    DIGITS, Running, TIMEOUT, alone, assert_same_run, last_step, launch, none_left, run, send, text,
-    train,
+    DIGITS, Running, TIMEOUT, alone, assert_same_run, last_step, launch, none_left, run, send,
+    text, train,
 };
 
 /// What happens to a run.

@@ -1,5 +1,5 @@
 /* The plugin at REAL_PLUGIN, which is late in one process. LOCKSTEP_TEST_LATE says how, as "WHAT PROCESS MILLISECONDS":
-   "input" in uploads of batches, "launch" in launches of steps, "stall" in every fourth of them, "probe" in probes. */
+   "input" in uploads of batches, "some" in every tenth of them, "launch" in launches of steps, "stall" in every fourth of them, "probe" in probes. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -20,8 +20,12 @@ static int is(const char* kind) { return !strcmp(what, kind); }
 static void be_late(void) { usleep(1000 * milliseconds); }
 
 static PJRT_Error* upload(PJRT_Client_BufferFromHostBuffer_Args* args) {
+  static int num_batches;
   /* Seeds and rates have fewer dims. */
-  if (is("input") && args->num_dims == 2) be_late();
+  if (args->num_dims == 2) {
+    num_batches++;
+    if (is("input") || (is("some") && num_batches % 10 == 0)) be_late();
+  }
   return real->PJRT_Client_BufferFromHostBuffer(args);
 }
 

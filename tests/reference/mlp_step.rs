@@ -121,6 +121,7 @@ impl Setting {
             microbatch: BATCH / self.num_replicas / self.num_microbatches,
             num_microbatches: self.num_microbatches,
             num_global_microbatches: self.num_microbatches * self.num_replicas,
+            skips_late: false,
             precision: models::Precision::uniform(self.dtype),
             optimizer,
             gather_mask: &Mask::Matrices,

@@ -134,6 +134,7 @@ impl Case<'_> {
             microbatch: self.batch / num_replicas,
             num_microbatches: 1,
             num_global_microbatches: num_replicas,
+            skips_late: false,
             precision: Precision::uniform(dtype),
             optimizer: self.optimizer,
             gather_mask: &Mask::Matrices,

@@ -81,6 +81,7 @@ fn graphs(
         microbatch: EXAMPLES / num_microbatches,
         num_microbatches,
         num_global_microbatches: num_microbatches * num_replicas,
+        skips_late: false,
         precision: Precision::uniform(DType::F64),
         optimizer: &*from_config(&config.optimizer),
         gather_mask: &Mask::Matrices,

@@ -209,6 +209,7 @@ fn graph(model: &dyn Model, num_examples: usize, keys: &[&str], case: &Case) -> 
         microbatch: num_examples / case.num_replicas / case.num_microbatches,
         num_microbatches: case.num_microbatches,
         num_global_microbatches: case.num_microbatches * case.num_replicas,
+        skips_late: false,
         precision: case.precision,
         optimizer: &*from_config(&config.optimizer),
         gather_mask: &Mask::Matrices,

@@ -191,6 +191,7 @@ fn with_microbatches<R>(
         microbatch: BATCH / plan.mesh.num_batch_shards() / num_microbatches,
         num_microbatches,
         num_global_microbatches: num_microbatches * plan.mesh.num_batch_shards(),
+        skips_late: false,
         precision: Precision::uniform(DType::F64),
         optimizer: &chain(vec![]),
         gather_mask: &Mask::Matrices,

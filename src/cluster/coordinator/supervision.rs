@@ -507,14 +507,20 @@ impl Supervision {
         self.hosts.iter().flat_map(running).collect()
     }
 
-    /// Hosts whose supervisor was not heard of since `dead_after` before `now`, each named once,
-    /// with their processes.
+    /// Hosts whose supervisor was not heard of since `dead_after` before `now`, or for half of that
+    /// if all its processes are `silent`; each named once, with their processes.
     pub fn take_silent(
         &mut self,
         now: Duration,
         dead_after: Duration,
+        silent: &[usize],
     ) -> Vec<(String, Vec<usize>)> {
-        self.take_lost(|host| now.saturating_sub(host.last_seen) > dead_after)
+        self.take_lost(|host| {
+            let are_silent =
+                host.place.is_some_and(|_| host.processes().all(|p| silent.contains(&p)));
+            let limit = if are_silent { dead_after / 2 } else { dead_after };
+            now.saturating_sub(host.last_seen) > limit
+        })
     }
 
     /// Hosts that have not received all directives, if the others are enough for a generation.

@@ -465,11 +465,12 @@ impl JobState {
         if let Some((failure, _)) = self.tentative.take_if(|(_, until)| *until <= now) {
             self.decide(now, self.blame_host(now, failure));
         }
+        // First, because a silent host explains its silent processes.
+        self.find_silent_hosts(now);
         if matches!(self.stage, Stage::Forming | Stage::Running) {
             self.find_silent(now);
         }
         self.find_lost(now);
-        self.find_silent_hosts(now);
         match self.stage {
             Stage::Ended if self.options.is_standalone => self.reopen(now),
             Stage::Registering { since } if since + self.options.start_within <= now => {
@@ -537,7 +538,8 @@ impl JobState {
         if self.stage == Stage::Ended {
             return;
         }
-        for (host, processes) in supervision.take_silent(now, dead_after) {
+        let silent = self.membership.silent(now, dead_after);
+        for (host, processes) in supervision.take_silent(now, dead_after, &silent) {
             let reason = format!(
                 "the supervisor on {host} has not been heard of for {} s; the host or its network \
                  is down, or the supervisor was killed",

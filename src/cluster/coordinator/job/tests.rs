@@ -233,7 +233,8 @@ fn all_that_are_killed_together_are_named_and_nobody_who_ends_because_of_it() {
     assert_eq!(world.ended(), None);
     world.settle();
     let Some(JobChange::Failed(end)) = world.job.take_changes().pop() else { panic!() };
-    let ended = "(host host2, pid 7) ended: killed by signal 9; process 1 (host host1, pid 7) ended";
+    let ended =
+        "(host host2, pid 7) ended: killed by signal 9; process 1 (host host1, pid 7) ended";
     assert!(end.reason.contains(ended), "{}", end.reason);
     assert_eq!(end.processes, [1, 2]);
 }

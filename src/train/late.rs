@@ -1,0 +1,156 @@
+//! Batches that are late, where a run goes on without them: `data.late`.
+//!
+//! Each process decides for its own shards of a step's batch. A shard without its batch takes part
+//! with another one and weight 0, so that nobody waits; the program counts what is there. Somebody
+//! must have a batch in each step: the process that has a shard drawn from the step waits.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::{DeviceBatch, Error, Run};
+use crate::config::LateConfig;
+use crate::data::{Prefetch, PrefetchError, Prefetched, Received};
+use crate::pjrt;
+
+/// Steps that the length of one follows from.
+const MEASURED: usize = 32;
+/// As long as fewer are measured, all batches are waited for.
+const FEWEST_MEASURED: usize = 8;
+
+/// 2^64 divided by the golden ratio. Its multiples fall on shards without a rhythm, because batches
+/// may be late in one.
+const GOLDEN_RATIO: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// What a process does about its late batches.
+pub(super) struct LateBatches {
+    /// The shards of this process.
+    shards: Arc<[usize]>,
+    /// How many shards of the batch have examples of their own.
+    num_shards: u64,
+    /// Which shards were late in another run, by step, if that decides.
+    decided: Option<BTreeMap<u64, Vec<usize>>>,
+    /// Times of the last steps.
+    steps: VecDeque<Duration>,
+    /// The batch that takes the place of a late one.
+    last: Option<DeviceBatch>,
+    /// Earlier steps need no batch any more.
+    wanted: Arc<AtomicU64>,
+}
+
+impl LateBatches {
+    /// For the process with these shards.
+    ///
+    /// # Errors
+    /// Decisions of another run that cannot be read.
+    pub fn new(config: &LateConfig, run: &Run, shards: Arc<[usize]>) -> Result<Self, Error> {
+        let batch = run.batch;
+        let num_shards = batch.num_global_microbatches().div_ceil(batch.num_microbatches().max(1));
+        let decided = config.late_from.as_deref().map(|path| {
+            decisions(path).map_err(|source| Error::LateFrom { path: path.to_owned(), source })
+        });
+        Ok(Self {
+            shards,
+            num_shards: num_shards.max(1) as u64,
+            decided: decided.transpose()?,
+            steps: VecDeque::new(),
+            last: None,
+            wanted: Arc::default(),
+        })
+    }
+
+    /// Says whether a batch is still wanted, for the thread that assembles batches.
+    pub fn is_wanted(&self) -> impl Fn(u64) -> bool + Send + use<> {
+        let wanted = Arc::clone(&self.wanted);
+        move |step| step >= wanted.load(Ordering::Relaxed)
+    }
+
+    /// A step took so long.
+    pub fn step_took(&mut self, time: Duration) {
+        self.steps.push_back(time);
+        if self.steps.len() > MEASURED {
+            self.steps.pop_front();
+        }
+    }
+
+    /// The batch of a step, or the one that takes its place. `last_end` says when the step before
+    /// ended, if it has.
+    pub fn next(
+        &mut self,
+        step: u64,
+        batches: &mut Prefetch<DeviceBatch, pjrt::Error>,
+        last_end: impl Fn() -> Option<Instant>,
+    ) -> Option<Result<Prefetched<DeviceBatch>, PrefetchError<pjrt::Error>>> {
+        let begun = Instant::now();
+        self.wanted.store(step, Ordering::Relaxed);
+        let late: Vec<usize> = match &self.decided {
+            Some(decided) => decided.get(&step).cloned().unwrap_or_default(),
+            None => vec![],
+        };
+        let is_own = |shard: &usize| self.shards.contains(shard);
+        if let Some(last) = self.last.as_ref().filter(|_| late.iter().any(is_own)) {
+            let batch = last.in_place_of(step, |shard| late.contains(&shard));
+            return Some(Ok(Prefetched { batch, waited: Duration::ZERO }));
+        }
+        let grace = self.grace(step);
+        loop {
+            let is_late = || {
+                let since = last_end().map(|end| end.elapsed());
+                grace.is_some_and(|grace| since.is_some_and(|since| since > grace))
+            };
+            match batches.next_unless(is_late) {
+                Received::GivenUp => {
+                    // Without a batch before, there is no grace either.
+                    let batch = self.last.as_ref()?.in_place_of(step, |_| true);
+                    return Some(Ok(Prefetched { batch, waited: begun.elapsed() }));
+                }
+                // Of a step that did without.
+                Received::Next(Ok(found)) if found.batch.index < step => {}
+                Received::Next(Ok(found)) => {
+                    self.last = Some(found.batch.clone());
+                    return Some(Ok(Prefetched { waited: begun.elapsed(), ..found }));
+                }
+                Received::Next(Err(error)) => return Some(Err(error)),
+                Received::None => return None,
+            }
+        }
+    }
+
+    /// How long after the end of a step the next batch is late; `None` if it is waited for.
+    fn grace(&self, step: u64) -> Option<Duration> {
+        let drawn = (step.wrapping_mul(GOLDEN_RATIO) >> 32) % self.num_shards;
+        let waits = self.shards.contains(&(drawn as usize));
+        let is_measured = self.steps.len() >= FEWEST_MEASURED;
+        if waits || !is_measured || self.last.is_none() || self.decided.is_some() {
+            return None;
+        }
+        let mut steps: Vec<_> = self.steps.iter().copied().collect();
+        steps.sort_unstable();
+        Some(steps[steps.len() / 2] / 2)
+    }
+}
+
+/// The late shards of each step that had some, from the metrics of a run.
+fn decisions(path: &Path) -> io::Result<BTreeMap<u64, Vec<usize>>> {
+    #[derive(serde::Deserialize)]
+    struct Line {
+        step: u64,
+        #[serde(default)]
+        late_shards: Vec<usize>,
+    }
+    let text = std::fs::read_to_string(path)?;
+    let mut decided = BTreeMap::new();
+    for (number, line) in text.lines().enumerate() {
+        let line: Line = serde_json::from_str(line).map_err(|error| {
+            let problem = format!("line {} is no step of a run: {error}", number + 1);
+            io::Error::new(io::ErrorKind::InvalidData, problem)
+        })?;
+        if !line.late_shards.is_empty() {
+            decided.insert(line.step, line.late_shards);
+        }
+    }
+    Ok(decided)
+}
