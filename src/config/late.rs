@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{KeyError, KeyErrors, Problem};
 use super::sync::SyncConfig;
-use super::{DataConfig, MeshConfig, ObserveConfig, TrainConfig};
+use super::{DataConfig, MeshConfig, ModelConfig, ObserveConfig, TrainConfig};
 
 /// Keys of `[data]` beside those of the source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -46,7 +46,7 @@ impl LateConfig {
 /// Each process decides for its own shards, and for one step at a time.
 pub(super) fn check(
     late: &LateConfig,
-    data: &DataConfig,
+    (data, model): (&DataConfig, Option<&ModelConfig>),
     (train, sync): (&TrainConfig, SyncConfig),
     (mesh, observe): (&MeshConfig, &ObserveConfig),
     errors: &mut KeyErrors,
@@ -67,7 +67,13 @@ pub(super) fn check(
     let has_lengths = matches!(data, DataConfig::Classification(it) if !it.pad_to.is_empty());
     let (tensor, pipeline) = (mesh.tensor.unwrap_or(1), mesh.pipeline.unwrap_or(1));
     let one = "1, so that each part of the batch is that of one process";
+    let has_groups = model.and_then(ModelConfig::batch_norm_group).is_some_and(|group| group > 1);
     let rows = [
+        (
+            "train.microbatch",
+            has_groups && train.microbatch.is_none(),
+            "a multiple of model.batch_norm_group, so that each group is on one replica",
+        ),
         ("train.steps_per_launch", train.steps_per_launch > 1, "1"),
         ("sync.every", sync.is_local(), "1"),
         ("mesh.tensor", tensor > 1, one),

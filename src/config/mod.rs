@@ -406,7 +406,7 @@ impl Config {
         if let (Some(data), Some(train), Some(sync)) = (&data, &train, sync)
             && let (Some(mesh), Some(observe)) = (&mesh, &observe)
         {
-            late::check(&late, data, (train, sync), (mesh, observe), errors);
+            late::check(&late, (data, model.as_ref()), (train, sync), (mesh, observe), errors);
         }
         // Microbatches of a fixed size are the same on any mesh.
         if let (Some(train), Some(mesh)) = (&train, &mesh)

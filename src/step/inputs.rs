@@ -18,7 +18,7 @@ pub(super) struct StepInputs<'g> {
     /// Index, in the global batch, of the first example of this replica's first microbatch: a u32
     /// scalar, beyond the end of the batch if that microbatch is surplus.
     pub first_example: Tensor<'g>,
-    /// A u32 scalar, 0 if this replica's batch is late, in steps that allow it.
+    /// In steps in which batches may be late: see [`ON_TIME`], a u32 scalar.
     pub on_time: Option<Tensor<'g>>,
     pub training: Training<'g>,
     /// The parts of the batch whose gradients are measured.

@@ -52,9 +52,9 @@ pub use proof::trace_proof;
 pub use repeat::repeat_step;
 pub use section::StateSection;
 pub use signature::{
-    BATCH, FINGERPRINTS, GATHERED, LATE_SHARDS, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE, MAX,
-    METRICS_OUTPUT, MIN, NUM_SKIPPED, ON_TIME, PART_SQUARES, REPLICA_LOSS, Results, SCORES, SEED,
-    STEP, SUMS, Signature, SignatureError, WEIGHT, ema_path,
+    AWAITED, BATCH, FINGERPRINTS, GATHERED, IN_TIME, LATE, LATE_SHARDS, LAYER_COUNTS, LAYER_NORMS,
+    LEARNING_RATE, MAX, METRICS_OUTPUT, MIN, NUM_SKIPPED, ON_TIME, PART_SQUARES, REPLICA_LOSS,
+    Results, SCORES, SEED, STEP, SUMS, Signature, SignatureError, WEIGHT, ema_path,
 };
 pub use train::{trace_grad, trace_loss, trace_probe, trace_step};
 

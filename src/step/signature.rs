@@ -30,9 +30,17 @@ pub const LAYER_NORMS: &str = "layer_norms";
 /// Name of its output that holds the mean, weighted by the examples, of the squared norms of the
 /// gradients of [parts](super::BatchParts) of the batch.
 pub const PART_SQUARES: &str = "part_squares";
-/// Name of its input that is 0 on a replica with a late batch, where that is allowed.
+/// Name of its input, where batches may be late, that says whether a replica's batch is there: one
+/// of [`LATE`], [`IN_TIME`] and [`AWAITED`].
 pub const ON_TIME: &str = "on_time";
-/// Name of its output that then has a 1 for each late shard of the batch: `[num_batch_shards]`.
+/// It is not there: the replica's examples have weight 0.
+pub const LATE: u32 = 0;
+/// It came in time.
+pub const IN_TIME: u32 = 1;
+/// It came late, and was waited for.
+pub const AWAITED: u32 = 2;
+/// Name of the output that then has for each shard of the batch 1 if it was late, 2 if it was
+/// waited for, otherwise 0: `[num_batch_shards]`.
 pub const LATE_SHARDS: &str = "late_shards";
 /// Name of the evaluation's output that holds the global sums.
 pub const SUMS: &str = "sums";

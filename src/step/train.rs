@@ -11,7 +11,7 @@ use super::metrics::{COMPUTED_METRICS, StepValues};
 use super::observed::{StepDiagnostics, counts_of_rows, norms_of_rows};
 use super::pipeline::Pipeline;
 use super::{
-    BatchParts, DeclaredStep, LATE_SHARDS, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE,
+    AWAITED, BatchParts, DeclaredStep, LATE, LATE_SHARDS, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE,
     METRICS_OUTPUT, NUM_SKIPPED, PART_SQUARES, REPLICA_LOSS, STEP, StateSection, StepError,
     StepSpec, local,
 };
@@ -365,14 +365,16 @@ fn observed_everywhere<'g>(
     paths.paths().map(str::to_owned).zip(totals.into_iter().map(mean)).collect()
 }
 
-/// Which shards of the batch are late, 1 for those that are: `[num_batch_shards]`.
+/// What all are told about each shard of the batch: see [`LATE_SHARDS`].
 fn late_shards<'g>(spec: &StepSpec<'_>, on_time: Tensor<'g>) -> Tensor<'g> {
     let (t, batch_axes) = (on_time.tracer(), spec.plan.batch_axes());
-    let num_shards = spec.plan.mesh.num_batch_shards();
-    let each = t.iota(DType::U32, &[num_shards], 0).vary(batch_axes);
-    let own = t.replica_id(batch_axes).broadcast_in_dim(&[num_shards], &[]);
-    let is_late = on_time.equal(0.0).broadcast_in_dim(&[num_shards], &[]);
-    global(spec, each.equal(own).and(is_late).convert(spec.precision.params))
+    let dims = [spec.plan.mesh.num_batch_shards()];
+    let is = |found: u32| {
+        on_time.equal(f64::from(found)).convert(spec.precision.params).broadcast_in_dim(&dims, &[])
+    };
+    let each = t.iota(DType::U32, &dims, 0).vary(batch_axes);
+    let own = each.equal(t.replica_id(batch_axes).broadcast_in_dim(&dims, &[]));
+    global(spec, own.convert(spec.precision.params) * (is(LATE) + is(AWAITED) * 2.0))
 }
 
 /// The sum over the global batch, from each replica's sum over its part; of a replica's own part if

@@ -2,7 +2,8 @@
 //!
 //! Each process decides for its own shards of a step's batch. A shard without its batch takes part
 //! with another one and weight 0, so that nobody waits; the program counts what is there. Somebody
-//! must have a batch in each step: the process that has a shard drawn from the step waits.
+//! must have a batch in each step, and all know who: the shard that was not late for the longest
+//! time, by what the program has told all of earlier steps.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -11,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{DeviceBatch, Error, Run};
+use super::r#loop::MAX_UNRECORDED;
+use super::{DeviceBatch, Error, Run, StepResult};
 use crate::config::LateConfig;
 use crate::data::{Prefetch, PrefetchError, Prefetched, Received};
 use crate::pjrt;
@@ -21,16 +23,17 @@ const MEASURED: usize = 32;
 /// As long as fewer are measured, all batches are waited for.
 const FEWEST_MEASURED: usize = 8;
 
-/// 2^64 divided by the golden ratio. Its multiples fall on shards without a rhythm, because batches
-/// may be late in one.
-const GOLDEN_RATIO: u64 = 0x9E37_79B9_7F4A_7C15;
+/// The results of a step are known to all processes when so many others have been launched.
+const KNOWN_AFTER: u64 = MAX_UNRECORDED as u64 + 1;
 
 /// What a process does about its late batches.
 pub(super) struct LateBatches {
     /// The shards of this process.
     shards: Arc<[usize]>,
-    /// How many shards of the batch have examples of their own.
-    num_shards: u64,
+    /// For each shard with examples of its own, the last step for which its batch was late, plus 1.
+    last_late: Vec<u64>,
+    /// Late shards of steps that are too new to decide anything.
+    new: VecDeque<(u64, Vec<usize>)>,
     /// Which shards were late in another run, by step, if that decides.
     decided: Option<BTreeMap<u64, Vec<usize>>>,
     /// Times of the last steps.
@@ -54,7 +57,8 @@ impl LateBatches {
         });
         Ok(Self {
             shards,
-            num_shards: num_shards.max(1) as u64,
+            last_late: vec![0; num_shards.max(1)],
+            new: VecDeque::new(),
             decided: decided.transpose()?,
             steps: VecDeque::new(),
             last: None,
@@ -68,8 +72,11 @@ impl LateBatches {
         move |step| step >= wanted.load(Ordering::Relaxed)
     }
 
-    /// A step took so long.
-    pub fn step_took(&mut self, time: Duration) {
+    /// A step took so long; the batches of these shards were late, whether or not they were waited
+    /// for.
+    pub fn step_ended(&mut self, result: &StepResult, time: Duration) {
+        let late = result.late_shards.iter().chain(&result.awaited_shards);
+        self.new.push_back((result.step, late.copied().collect()));
         self.steps.push_back(time);
         if self.steps.len() > MEASURED {
             self.steps.pop_front();
@@ -95,13 +102,13 @@ impl LateBatches {
             let batch = last.in_place_of(step, |shard| late.contains(&shard));
             return Some(Ok(Prefetched { batch, waited: Duration::ZERO }));
         }
-        let grace = self.grace(step);
+        let (waits, grace) = (self.waits(step), self.grace());
+        let is_late = || {
+            let since = last_end().map(|end| end.elapsed());
+            grace.is_some_and(|grace| since.is_some_and(|since| since > grace))
+        };
         loop {
-            let is_late = || {
-                let since = last_end().map(|end| end.elapsed());
-                grace.is_some_and(|grace| since.is_some_and(|since| since > grace))
-            };
-            match batches.next_unless(is_late) {
+            match batches.next_unless(|| !waits && is_late()) {
                 Received::GivenUp => {
                     // Without a batch before, there is no grace either.
                     let batch = self.last.as_ref()?.in_place_of(step, |_| true);
@@ -109,8 +116,11 @@ impl LateBatches {
                 }
                 // Of a step that did without.
                 Received::Next(Ok(found)) if found.batch.index < step => {}
-                Received::Next(Ok(found)) => {
+                Received::Next(Ok(mut found)) => {
                     self.last = Some(found.batch.clone());
+                    if is_late() {
+                        found.batch.note_wait();
+                    }
                     return Some(Ok(Prefetched { waited: begun.elapsed(), ..found }));
                 }
                 Received::Next(Err(error)) => return Some(Err(error)),
@@ -119,12 +129,26 @@ impl LateBatches {
         }
     }
 
-    /// How long after the end of a step the next batch is late; `None` if it is waited for.
-    fn grace(&self, step: u64) -> Option<Duration> {
-        let drawn = (step.wrapping_mul(GOLDEN_RATIO) >> 32) % self.num_shards;
-        let waits = self.shards.contains(&(drawn as usize));
+    /// `true` if this process waits for the batch of a step, whenever it comes.
+    fn waits(&mut self, step: u64) -> bool {
+        while let Some((of, _)) = self.new.front()
+            && of + KNOWN_AFTER <= step
+            && let Some((of, late)) = self.new.pop_front()
+        {
+            for shard in late {
+                if let Some(last) = self.last_late.get_mut(shard) {
+                    *last = of + 1;
+                }
+            }
+        }
+        let (_, shard) = self.last_late.iter().zip(0..).min().unwrap_or((&0, 0));
+        self.shards.contains(&shard)
+    }
+
+    /// How long after the end of a step the next batch is late; `None` as long as that is not known.
+    fn grace(&self) -> Option<Duration> {
         let is_measured = self.steps.len() >= FEWEST_MEASURED;
-        if waits || !is_measured || self.last.is_none() || self.decided.is_some() {
+        if !is_measured || self.last.is_none() || self.decided.is_some() {
             return None;
         }
         let mut steps: Vec<_> = self.steps.iter().copied().collect();

@@ -27,7 +27,7 @@ use crate::pjrt;
 
 /// Maximum number of launches with outstanding metrics. More would not make the devices busier, and
 /// would let the host run far ahead of a step that stops the run.
-const MAX_UNRECORDED: usize = 2;
+pub(super) const MAX_UNRECORDED: usize = 2;
 
 /// How the steps ended, if no error ended them.
 pub(super) enum End {
@@ -328,8 +328,8 @@ impl<'a> Loop<'a> {
                 collective_wait,
             };
             self.processes.steps_done(first, &times, self.probed.take());
-            if let Some(late) = &mut self.late {
-                late.step_took(total);
+            if let (Some(late), [result]) = (&mut self.late, &results[..]) {
+                late.step_ended(result, total);
             }
             let (waits, waited_for) = by_process(waits.unwrap_or_default());
             let spans = LaunchSpans {

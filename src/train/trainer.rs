@@ -24,9 +24,9 @@ use crate::observe::{Metric, MetricValues, StartupSpans, StepLayers};
 use crate::pjrt::{Arg, Buffers, Client, Completion, EndTime, Placement};
 use crate::state::State;
 use crate::step::{
-    BATCH, COMPUTED_METRICS, GRAD_NORM, LATE_SHARDS, LAYER_COUNTS, LAYER_NORMS, LEARNING_RATE,
-    METRICS_OUTPUT, NONFINITE_LEAF, ON_TIME, PART_SQUARES, REPLICA_LOSS, SEED, StateSection,
-    ema_path, metrics_of_replicas,
+    AWAITED, BATCH, COMPUTED_METRICS, GRAD_NORM, IN_TIME, LATE, LATE_SHARDS, LAYER_COUNTS,
+    LAYER_NORMS, LEARNING_RATE, METRICS_OUTPUT, NONFINITE_LEAF, ON_TIME, PART_SQUARES,
+    REPLICA_LOSS, SEED, StateSection, ema_path, metrics_of_replicas,
 };
 
 /// The batches of a launch, on their way to the devices: the step's `batch.*` inputs by name.
@@ -41,15 +41,20 @@ pub struct DeviceBatch {
     fields: Arc<Tree<Buffers>>,
     /// For each replica of this process, its shard of the batch.
     shards: Arc<[usize]>,
-    /// For each of them, whether the shard is late and the batch stands in its place.
-    are_late: Vec<bool>,
+    /// For each of them, what [`ON_TIME`] says.
+    on_time: Vec<u32>,
 }
 
 impl DeviceBatch {
     /// The same examples in place of a batch of which these shards are late.
     pub(super) fn in_place_of(&self, index: u64, is_late: impl Fn(usize) -> bool) -> Self {
-        let are_late = self.shards.iter().map(|shard| is_late(*shard)).collect();
-        Self { index, are_late, ..self.clone() }
+        let on_time = self.shards.iter().map(|shard| if is_late(*shard) { LATE } else { IN_TIME });
+        Self { index, on_time: on_time.collect(), ..self.clone() }
+    }
+
+    /// It came late, and was waited for.
+    pub(super) fn note_wait(&mut self) {
+        self.on_time.fill(AWAITED);
     }
 
     /// The argument for the input `name`, if it is a field of the batch. It is borrowed, because
@@ -121,8 +126,10 @@ pub struct StepResult {
     pub layers: Option<StepLayers>,
     /// The mean of the squared norms of the gradients of parts of the batch, of a step that has it.
     pub part_squares: Option<f64>,
-    /// The shards of the batch that were late.
+    /// The shards of the batch that were late, and took part with weight 0.
     pub late_shards: Vec<usize>,
+    /// Those that were late and were waited for.
+    pub awaited_shards: Vec<usize>,
 }
 
 impl StepResult {
@@ -405,8 +412,7 @@ impl Trainer {
         };
         let placement = program.executable.placement();
         let rate = self.client.upload_on(placement, &replicated(rate, placement))?;
-        let on_time =
-            batch.are_late.iter().map(|is_late| Arc::new(Literal::scalar(u32::from(!is_late))));
+        let on_time = batch.on_time.iter().map(|on_time| Arc::new(Literal::scalar(*on_time)));
         let on_time = match self.skips_late {
             true => Some(self.client.upload_on(placement, &on_time.collect::<Vec<_>>())?),
             false => None,
@@ -488,7 +494,11 @@ impl Trainer {
             }
             if let Some(late) = &late_shards {
                 let late = late.first_to_host()?.wait()?.to_f64();
-                result.late_shards = (0..late.len()).filter(|shard| late[*shard] > 0.0).collect();
+                let with = |found: f64| {
+                    let shards = late.iter().enumerate().filter(|(_, value)| **value == found);
+                    shards.map(|(shard, _)| shard).collect()
+                };
+                (result.late_shards, result.awaited_shards) = (with(1.0), with(2.0));
             }
             Ok(result)
         };
@@ -520,6 +530,7 @@ impl Trainer {
             layers: None,
             part_squares: None,
             late_shards: vec![],
+            awaited_shards: vec![],
         }
     }
 
@@ -591,8 +602,8 @@ impl BatchSender {
         let fields = self.inputs.iter().map(upload).collect::<Result<_, _>>()?;
         let fields = Arc::new(fields);
         let shards: Arc<[usize]> = self.places.iter().map(|place| self.shards[*place]).collect();
-        let are_late = vec![false; shards.len()];
-        Ok(DeviceBatch { index, num_steps, size_class, fields, shards, are_late })
+        let on_time = vec![IN_TIME; shards.len()];
+        Ok(DeviceBatch { index, num_steps, size_class, fields, shards, on_time })
     }
 }
 

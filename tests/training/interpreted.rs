@@ -155,7 +155,8 @@ pub(crate) fn train(model: &str, sets: &[&str]) -> Trained {
     train_on(model, sets, |_, _| ())
 }
 
-/// [`train`] with a change of the batches: of each field by name, a literal for each replica.
+/// [`train`] with a change of the batches: of each field by name, a literal for each replica. They
+/// are on time, with 1 in the field `ON_TIME`.
 pub(crate) fn train_on(
     model: &str,
     sets: &[&str],
@@ -185,6 +186,9 @@ pub(crate) fn train_on(
             change(field, &mut of_replicas);
             values.insert(format!("{}{field}", step::BATCH), of_replicas);
         }
+        let mut on_time = alike(Literal::scalar(1u32));
+        change(step::ON_TIME, &mut on_time);
+        values.insert(step::ON_TIME.to_owned(), on_time);
         let rate = Literal::scalar(run.schedule.lr(index) as f32);
         values.insert(step::LEARNING_RATE.to_owned(), alike(rate));
         values.extend(run_graph(&step, &values));
@@ -370,6 +374,41 @@ fn frozen_parts_with_a_pipeline_agree_with_one_replica() {
             let other = train(PIPELINE_GPT, &sets(pipeline));
             check(&format!("{freeze} on {pipeline:?}"), &one, &other);
         }
+    });
+}
+
+/// A step without the batches of some replicas is one of the examples of the others. These are here
+/// of one replica, and the reference has them on all.
+#[test]
+fn late_batches_count_for_nothing() {
+    const LATE: &[&str] = &["data.late=skip"];
+    let microbatches: [&[&str]; 3] =
+        [&[], &["train.num_microbatches=2"], &["train.microbatch=4", "train.global_batch=12"]];
+    let mut rows = vec![];
+    for (index, mesh) in MESHES.iter().enumerate() {
+        let sets = |more: &[&'static str]| [*mesh, more, &["model.dropout=0"]].concat();
+        rows.extend(microbatches.map(|more| (MLP, sets(more))));
+        rows.push((GPT, sets(microbatches[index % 3])));
+    }
+    for mesh in [MESHES[0], MESHES[6]] {
+        rows.push((RESNET, [mesh, &["train.microbatch=4"]].concat()));
+    }
+    rows.par_iter().for_each(|(model, sets)| {
+        let reference = train_on(model, sets, |field, of_replicas| {
+            if field != step::ON_TIME {
+                let first = of_replicas[0].clone();
+                of_replicas.fill(first);
+            }
+        });
+        let late = train_on(model, &[sets, LATE].concat(), |field, of_replicas| {
+            if field == step::ON_TIME {
+                of_replicas[1..].fill(Literal::scalar(0u32));
+            }
+        });
+        check(&format!("{sets:?} of\n{model}"), &reference, &late);
+        assert!(
+            late.replica_losses.iter().all(|losses| losses[1..].iter().all(|loss| *loss == 0.0))
+        );
     });
 }
 

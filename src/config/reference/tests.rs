@@ -114,7 +114,8 @@ const NEEDED: [(&str, &str); 9] = [
 ];
 
 /// Settings beside a key so that it has all of its range.
-const COMPANIONS: [(&str, &[&str]); 27] = [
+const COMPANIONS: [(&str, &[&str]); 28] = [
+    ("data.late_from", &["data.late=skip"]),
     ("observe.noise_scale_every", &["mesh.data=2"]),
     ("data.eval_y", &["data.eval_x=other"]),
     ("mesh.data", &["train.global_batch=131072"]),
