@@ -70,8 +70,8 @@ impl BackupSimulation {
         }
         out + &format!(
             "backup workers, simulated on {} devices and backups: {}\nmost examples/s for each \
-             device, backups included: {}. Lockstep runs no backup workers, because it drops no \
-             gradient: this is what they would bring",
+             device, backups included: {}. Lockstep runs no backup workers (data.late = \"skip\" \
+             leaves out late batches, not slow devices): this is what they would bring",
             self.num_devices,
             self.stragglers.words(),
             counted(self.best, "backup")
