@@ -632,7 +632,8 @@ impl Section for DataConfig {
     }
 }
 
-/// The keys of the section that are the same for all sources. Their errors are those of the section.
+/// The keys of the section that are the same for all sources. Their errors are those of the
+/// section.
 pub(super) fn read_late(file: &Table) -> LateConfig {
     let table = file.get(DataConfig::NAME).and_then(Value::as_table).cloned().unwrap_or_default();
     table.try_into().unwrap_or_default()

@@ -53,7 +53,7 @@ pub use idx::Idx;
 pub use image_folder::ImageFolder;
 pub use like_training::LikeTraining;
 pub(crate) use memory::SystemMemory;
-pub use prefetch::{Prefetch, PrefetchError, Prefetched, Received};
+pub use prefetch::{NextBatch, Prefetch, PrefetchError, Prefetched};
 pub use sampler::Sampler;
 pub use skipped::Skipped;
 pub use source::{Field, LabelKind, LabelScale, Source};

@@ -28,9 +28,9 @@ pub struct Prefetched<T> {
 
 /// What [`Prefetch::next_unless`] has found.
 #[derive(Debug)]
-pub enum Received<T, E> {
+pub enum NextBatch<T, E> {
     /// The next batch, in order, or why there is none.
-    Next(Result<Prefetched<T>, PrefetchError<E>>),
+    There(Result<Prefetched<T>, PrefetchError<E>>),
     /// It was given up before it came.
     GivenUp,
     /// There are no more.
@@ -104,18 +104,18 @@ impl<T, E> Prefetch<T, E> {
 
     /// As [`Self::next`], unless `gives_up` says meanwhile that it is not waited for any more: it
     /// is then the next one of a later call.
-    pub fn next_unless(&mut self, gives_up: impl Fn() -> bool) -> Received<T, E> {
+    pub fn next_unless(&mut self, gives_up: impl Fn() -> bool) -> NextBatch<T, E> {
         let start = Instant::now();
-        let Some(receiver) = &self.receiver else { return Received::None };
+        let Some(receiver) = &self.receiver else { return NextBatch::None };
         let received = loop {
             match receiver.recv_timeout(POLL) {
                 Ok(received) => break received,
-                Err(RecvTimeoutError::Timeout) if gives_up() => return Received::GivenUp,
+                Err(RecvTimeoutError::Timeout) if gives_up() => return NextBatch::GivenUp,
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Received::None,
+                Err(RecvTimeoutError::Disconnected) => return NextBatch::None,
             }
         };
-        Received::Next(self.received(received, start))
+        NextBatch::There(self.received(received, start))
     }
 
     fn received(

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::r#loop::MAX_UNRECORDED;
 use super::{DeviceBatch, Error, Run, StepResult};
 use crate::config::LateConfig;
-use crate::data::{Prefetch, PrefetchError, Prefetched, Received};
+use crate::data::{NextBatch, Prefetch, PrefetchError, Prefetched};
 use crate::pjrt;
 
 /// Steps that the length of one follows from.
@@ -109,22 +109,22 @@ impl LateBatches {
         };
         loop {
             match batches.next_unless(|| !waits && is_late()) {
-                Received::GivenUp => {
+                NextBatch::GivenUp => {
                     // Without a batch before, there is no grace either.
                     let batch = self.last.as_ref()?.in_place_of(step, |_| true);
                     return Some(Ok(Prefetched { batch, waited: begun.elapsed() }));
                 }
                 // Of a step that did without.
-                Received::Next(Ok(found)) if found.batch.index < step => {}
-                Received::Next(Ok(mut found)) => {
+                NextBatch::There(Ok(found)) if found.batch.index < step => {}
+                NextBatch::There(Ok(mut found)) => {
                     self.last = Some(found.batch.clone());
                     if is_late() {
                         found.batch.note_wait();
                     }
                     return Some(Ok(Prefetched { waited: begun.elapsed(), ..found }));
                 }
-                Received::Next(Err(error)) => return Some(Err(error)),
-                Received::None => return None,
+                NextBatch::There(Err(error)) => return Some(Err(error)),
+                NextBatch::None => return None,
             }
         }
     }
@@ -145,7 +145,8 @@ impl LateBatches {
         self.shards.contains(&shard)
     }
 
-    /// How long after the end of a step the next batch is late; `None` as long as that is not known.
+    /// How long after the end of a step the next batch is late; `None` as long as that is not
+    /// known.
     fn grace(&self) -> Option<Duration> {
         let is_measured = self.steps.len() >= FEWEST_MEASURED;
         if !is_measured || self.last.is_none() || self.decided.is_some() {
@@ -177,4 +178,60 @@ fn decisions(path: &Path) -> io::Result<BTreeMap<u64, Vec<usize>>> {
         }
     }
     Ok(decided)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_shard(shard: usize) -> LateBatches {
+        LateBatches {
+            shards: [shard].into(),
+            last_late: vec![0; 3],
+            new: VecDeque::new(),
+            decided: None,
+            steps: VecDeque::new(),
+            last: None,
+            wanted: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn one_process_waits_and_it_is_the_one_that_was_on_time_for_longest() {
+        let mut processes: Vec<_> = (0..3).map(of_shard).collect();
+        let waits = |processes: &mut Vec<LateBatches>, step| {
+            let waits: Vec<_> = processes.iter_mut().map(|process| process.waits(step)).collect();
+            assert_eq!(waits.iter().filter(|waits| **waits).count(), 1, "step {step}: {waits:?}");
+            waits.iter().position(|waits| *waits).unwrap()
+        };
+        let ended = |processes: &mut Vec<LateBatches>, step, late: &[usize], awaited: &[usize]| {
+            let (late_shards, awaited_shards) = (late.to_vec(), awaited.to_vec());
+            let result = StepResult { step, late_shards, awaited_shards, ..StepResult::default() };
+            processes.iter_mut().for_each(|it| it.step_ended(&result, Duration::ZERO));
+        };
+        assert_eq!(waits(&mut processes, 0), 0);
+        // Shard 0 was waited for in step 0, which all know when steps 1 and 2 have been launched.
+        ended(&mut processes, 0, &[], &[0]);
+        assert_eq!(waits(&mut processes, 2), 0);
+        assert_eq!(waits(&mut processes, 3), 1);
+        ended(&mut processes, 1, &[1], &[]);
+        ended(&mut processes, 2, &[2], &[]);
+        // Some have recorded more than others: that decides nothing yet.
+        let result = StepResult { step: 3, late_shards: vec![0], ..StepResult::default() };
+        processes[1].step_ended(&result, Duration::ZERO);
+        assert_eq!(waits(&mut processes, 4), 2);
+        assert_eq!(waits(&mut processes, 5), 0);
+    }
+
+    #[test]
+    fn decisions_are_those_of_the_lines_and_a_damaged_line_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let lines = "{\"step\":0,\"loss\":1.0}\n{\"step\":1,\"late_shards\":[2,3]}\n";
+        std::fs::write(&path, lines).unwrap();
+        assert_eq!(decisions(&path).unwrap(), BTreeMap::from([(1, vec![2, 3])]));
+        std::fs::write(&path, format!("{lines}{{\"step\":")).unwrap();
+        let error = decisions(&path).unwrap_err().to_string();
+        assert!(error.starts_with("line 3 is no step of a run: "), "{error}");
+    }
 }

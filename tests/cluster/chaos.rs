@@ -346,7 +346,8 @@ fn a_run_survives_events_of_every_kind() {
             }
         }
         if is_judged {
-            thread::sleep(Duration::from_millis(500));
+            // Lines of steps before it are written within a second.
+            thread::sleep(Duration::from_millis(1500));
             job.until_it_trains();
             let indices: Vec<_> = victims.iter().map(|(index, _)| *index).collect();
             let (must_fail, words) = expected(event, &job, &indices, host);
