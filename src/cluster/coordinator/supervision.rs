@@ -261,7 +261,7 @@ impl Supervision {
         let has_place = self.hosts.iter().filter(|host| host.place.is_some());
         let number = has_place.clone().count();
         let names = |hosts: Vec<&Supervisor>| -> String {
-            let names: Vec<_> = hosts.iter().map(|host| host.host.as_str()).collect();
+            let names: Vec<_> = hosts.into_iter().map(Supervisor::name).collect();
             format!("{} {}", if names.len() == 1 { "host" } else { "hosts" }, names.join(", "))
         };
         let leaving: Vec<_> = has_place.clone().filter(|host| host.is_leaving).collect();
@@ -275,7 +275,8 @@ impl Supervision {
         if let Some(slow) = has_place.clone().find(|host| host.is_replaced)
             && let Some(spare) = self.spare_for(slow)
         {
-            let why = format!("slow: host {}; host {} takes its place", slow.host, spare.host);
+            let (slow, spare) = (slow.name(), spare.name());
+            let why = format!("slow: host {slow}; the spare on {spare} takes its place");
             return Some(HostChange::Other(why));
         }
         let has_settled = now >= self.changed + SETTLE;
