@@ -57,6 +57,7 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         secret,
         tls,
         has_plain_links: cluster.links == LinkSecurity::Plain,
+        interface: cluster.interface.clone(),
         replaces_slow: cluster.on_slow == OnSlow::Replace,
         hides_waits: env::var_os(variable::HIDE_WAITS).is_some_and(|value| value == "1"),
         generation: variable_as(variable::GENERATION)?,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use super::own_host::{Whereabouts, host_name, local_address};
+use super::own_host::{Whereabouts, host_name, interface_address, local_address};
 use super::{
     Cause, Contact, Coordinator, CoordinatorOptions, Error, JoinOptions, LaunchWaits, Limits,
     LinkError, LinkOptions, Links, Overseer, Phase, Rendezvous, Secret, Session, StepTimes, Tls,
@@ -40,6 +40,9 @@ pub struct MemberOptions {
     pub tls: Tls,
     /// Host collectives go over connections that are not encrypted.
     pub has_plain_links: bool,
+    /// The network interface of this host that other processes connect to; `None` for the one on
+    /// the way to the coordinator.
+    pub interface: Option<String>,
     /// The place of a host that is named slow is given to a spare.
     pub replaces_slow: bool,
     /// Waits in host collectives are not told apart, as if the plugin computed them.
@@ -96,6 +99,14 @@ pub enum MemberError {
         /// Who is missing.
         source: Box<Error>,
     },
+    /// The network interface for the other processes cannot be used.
+    #[error("cluster.interface = {name:?}: {reason}")]
+    Interface {
+        /// Its name.
+        name: String,
+        /// Why, and which there are.
+        reason: String,
+    },
     /// A socket or a thread cannot be had.
     #[error("cannot join the other processes: {0}")]
     Io(#[from] io::Error),
@@ -135,7 +146,13 @@ impl Member {
             Some(own) => own.coordinator.address().to_string(),
             None => options.coordinator.clone(),
         };
-        let listener = TcpListener::bind((address_on_the_way(&contact, &options, began)?, 0))?;
+        let on_the_way = address_on_the_way(&contact, &options, began)?;
+        let address = match &options.interface {
+            Some(name) => interface_address(name)
+                .map_err(|reason| MemberError::Interface { name: name.clone(), reason })?,
+            None => on_the_way,
+        };
+        let listener = TcpListener::bind((address, 0))?;
         let missing = Arc::<Mutex<String>>::default();
         let waiting = Waiting::start(&options, &contact, missing.clone())?;
         let session = Session::join(JoinOptions {

@@ -53,6 +53,28 @@ pub fn local_address(remote: &str) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
+/// The address of a network interface of this machine: IPv4 if it has one.
+///
+/// # Errors
+/// An interface that is not there or has no address, with those that have one.
+pub fn interface_address(name: &str) -> Result<IpAddr, String> {
+    let mut found = if_addrs::get_if_addrs()
+        .map_err(|error| format!("the interfaces of this host cannot be listed: {error}"))?;
+    found.sort_by_key(|interface| interface.ip().is_ipv6());
+    // Others cannot reach an address that is valid on its own link only.
+    found.retain(|interface| !interface.is_link_local());
+    if let Some(interface) = found.iter().find(|interface| interface.name == name) {
+        return Ok(interface.ip());
+    }
+    let there: Vec<_> =
+        found.iter().map(|interface| format!("{} ({})", interface.name, interface.ip())).collect();
+    Err(format!(
+        "{} has no such interface with an address; it has {}",
+        host_name(),
+        there.join(", ")
+    ))
+}
+
 /// The name of this machine, for messages.
 pub fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname");
@@ -75,5 +97,12 @@ mod tests {
         let found = Whereabouts::of("203.0.113.9").unwrap();
         assert_eq!(found, Whereabouts::Elsewhere(elsewhere.into()));
         assert_eq!(local_address("127.0.0.1:80").unwrap(), IpAddr::from(Ipv4Addr::LOCALHOST));
+    }
+
+    #[test]
+    fn interfaces_have_addresses_and_unknown_ones_are_answered_with_those_that_are_there() {
+        assert_eq!(interface_address("lo"), Ok(Ipv4Addr::LOCALHOST.into()));
+        let error = interface_address("lo9").unwrap_err();
+        assert!(error.contains("no such interface") && error.contains("lo (127.0.0.1)"), "{error}");
     }
 }

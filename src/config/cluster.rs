@@ -36,6 +36,12 @@ pub struct ClusterConfig {
     /// carry. With `"plain"` only the handshake is TLS, so that no others than processes of the job
     /// get in, but who is on the way can read and change values: for private networks.
     pub links: LinkSecurity,
+    /// The network interface of each host, such as `"eth1"`, through which the other processes
+    /// connect to it: for host collectives on the fastest network. The coordinator listens at its
+    /// own address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("values" = "name", "absent" = "the one on the way to the coordinator"))]
+    pub interface: Option<String>,
     /// What is done about a host with a slow process: `"warn"` names it. `"replace"` also gives its
     /// place to a spare, if one waits (`lockstep launch --spares`), after a checkpoint. The host is
     /// a spare from then on. See [Several machines](cluster.md#slow-processes).
