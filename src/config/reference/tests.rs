@@ -25,6 +25,7 @@ const SAMPLES: &[(&str, &[&str], &[&str])] = &[
     ("`\"loss\"`, or a metric of the model", &["\"loss\"", "\"f1\""], &["1"]),
     ("`1`", &["1"], &["0", "2", "\"auto\""]),
     ("path", &["\"a\"", "\"/a/b\""], &["1"]),
+    ("name", &["\"eth1\""], &["1"]),
     ("column name", &["\"a\"", "\"premise text\""], &["1"]),
     (
         "list of different strings, none or two or more",
