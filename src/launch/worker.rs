@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::observe::{above_bottom, end_passed, show_passed};
+
 /// How long the output of a worker that has ended is waited for.
 const DRAIN: Duration = Duration::from_millis(200);
 
@@ -104,23 +106,33 @@ pub(super) fn describe(status: &io::Result<ExitStatus>) -> String {
 /// Longer lines are passed on in pieces.
 const MAX_LINE: u64 = 1 << 16;
 
-/// Writes each line that is read to what `open` opens, after a prefix, until the end.
+/// Writes each line that is read to what `open` opens, after a prefix, until the end. A block is
+/// shown on the terminal instead.
 fn pass_on(from: impl Read, prefix: &str, open: impl Fn() -> Box<dyn Write>) {
     let mut from = BufReader::new(from);
-    let mut line = vec![];
+    let (mut line, mut has_block) = (vec![], false);
     loop {
         line.clear();
         let read = from.by_ref().take(MAX_LINE).read_until(b'\n', &mut line);
         if !matches!(read, Ok(1..)) {
-            return;
+            break;
+        }
+        if show_passed(&line) {
+            has_block = true;
+            continue;
         }
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
         }
-        let mut to = open();
-        // A reader that has gone away is not the worker's problem.
-        let _ = to.write_all(prefix.as_bytes()).and_then(|()| to.write_all(&line));
-        let _ = to.flush();
+        above_bottom(|| {
+            let mut to = open();
+            // A reader that has gone away is not the worker's problem.
+            let _ = to.write_all(prefix.as_bytes()).and_then(|()| to.write_all(&line));
+            let _ = to.flush();
+        });
+    }
+    if has_block {
+        end_passed();
     }
 }
 

@@ -33,6 +33,8 @@ pub enum RunEvent {
         num_steps: u64,
         /// How long the steps waited for that.
         took: Duration,
+        /// The times of processes that they told each other meanwhile, by steps.
+        process_times: Vec<ProcessTimes>,
     },
     /// A checkpoint was saved, in the background.
     CheckpointSaved(SavedCheckpoint),
@@ -114,6 +116,27 @@ pub struct SlowProcess {
     pub text: String,
 }
 
+/// The time that each process itself took for some steps in a row, without waiting for others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessTimes {
+    /// Index of the last of the steps, from 0.
+    pub step: u64,
+    /// How many they are.
+    pub num_steps: u64,
+    /// The mean of each process in milliseconds, in their order; in files `null` if it is not
+    /// finite.
+    pub own_ms: Vec<f64>,
+}
+
+/// The most memory that a process has taken so far, in bytes; `None` if it is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeakMemory {
+    /// Of the host.
+    pub process_bytes: Option<u64>,
+    /// Of the device that has given most.
+    pub device_bytes: Option<u64>,
+}
+
 /// The facts about a run before its first step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunInfo {
@@ -152,6 +175,8 @@ pub struct RunInfo {
     pub version: &'static str,
     /// The configuration with every key, as TOML.
     pub config: String,
+    /// Names of the classes or labels of the data; empty where it has none.
+    pub class_names: Vec<String>,
     /// The checkpoint that the run continues from, if any.
     pub resumed_from: Option<String>,
     /// Earlier attempts at the job under the same supervisor; all of them have failed.
@@ -346,6 +371,8 @@ pub struct RunEnd {
     pub reason: Option<String>,
     /// Hexadecimal SHA-256 of the final parameters and model state, if they are sound.
     pub params_fingerprint: Option<String>,
+    /// Of this process.
+    pub peak_memory: PeakMemory,
     /// Seconds since the process started.
     pub elapsed_secs: f64,
 }

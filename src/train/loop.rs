@@ -15,6 +15,7 @@ use super::checkpoints::Saver;
 use super::events::{Due, DueSteps};
 use super::host_metrics::LaunchTimes;
 use super::nonfinite::SkippedUpdates;
+use super::own_times::{OwnTimes, by_steps};
 use super::probe::DeviceProbe;
 use super::processes::{Agreed, Agreement, Processes};
 use super::recorder::Recorder;
@@ -56,6 +57,7 @@ pub(super) struct Loop<'a> {
     probe: Option<DeviceProbe>,
     /// The time of a probe that has not been reported.
     probed: Option<ProbeTime>,
+    own_times: OwnTimes,
     skipped: SkippedUpdates,
     /// `true` after the first launch.
     has_recorded: bool,
@@ -116,6 +118,7 @@ impl<'a> Loop<'a> {
             last_end,
             probe: None,
             probed: None,
+            own_times: OwnTimes::default(),
             skipped,
             has_recorded: false,
             saver,
@@ -308,7 +311,9 @@ impl<'a> Loop<'a> {
                 data_wait,
                 collective_wait,
             };
-            self.processes.steps_done(first, &times, self.probed.take());
+            if let Some(own) = self.processes.steps_done(first, &times, self.probed.take()) {
+                self.own_times.add(first, num_steps, own);
+            }
             let (waits, waited_for) = by_process(waits.unwrap_or_default());
             let spans = LaunchSpans {
                 data: begun.checked_sub(data_wait).unwrap_or(begun)..begun,
@@ -408,9 +413,10 @@ impl<'a> Loop<'a> {
     fn prove(&mut self) -> Result<(), Error> {
         let begun = Instant::now();
         let waiting = self.processes.waiting("comparing the replicas");
-        self.trainer.prove_among(self.processes)?;
+        let own_times = self.trainer.prove_among(self.processes, self.own_times.take())?;
         drop(waiting);
-        self.recorder.lockstep_proved(self.trainer.steps_taken(), begun.elapsed());
+        let (num_steps, took) = (self.trainer.steps_taken(), begun.elapsed());
+        self.recorder.lockstep_proved(num_steps, took, by_steps(&own_times));
         self.start_step_clock();
         Ok(())
     }

@@ -18,9 +18,9 @@ use crate::checkpoint::Checkpoint;
 use crate::cluster::{Member, SlowPeer};
 use crate::config::{MeshConfig, ObserveConfig};
 use crate::observe::{
-    self, EvalResult, FlushLater, GenerationStart, LaunchMetrics, LaunchSpans, Prometheus, RunEnd,
-    RunEvent, RunInfo, RunProgress, SavedCheckpoint, SinkChoice, Sinks, SlowProcess, Status,
-    StepEval, StepTrace, TraceChoice, describe_noise, replace_file,
+    self, EvalResult, FlushLater, GenerationStart, LaunchMetrics, LaunchSpans, PeakMemory,
+    ProcessTimes, Prometheus, RunEnd, RunEvent, RunInfo, RunProgress, SavedCheckpoint, SinkChoice,
+    Sinks, SlowProcess, Status, StepEval, StepTrace, TraceChoice, describe_noise, replace_file,
 };
 use crate::state;
 
@@ -117,6 +117,7 @@ impl Recorder {
                 .map_or(String::new(), |device| device.kind.clone()),
             version: env!("CARGO_PKG_VERSION"),
             config: resolved.to_owned(),
+            class_names: job.splits.eval.labels().to_vec(),
             resumed_from: resumed.map(|from| from.location().to_string()),
             failed_generations: processes.failed_generations(),
             generation_starts,
@@ -126,6 +127,7 @@ impl Recorder {
             out: dir.as_ref().map(RunDir::path),
             is_quiet: !processes.is_first(),
             has_layers: job.config.observe.layers_every > 0,
+            has_process_times: processes.this().num_processes > 1,
             has_tensorboard: job.config.observe.tensorboard,
             trace,
             prometheus,
@@ -200,8 +202,13 @@ impl Recorder {
     }
 
     /// Records that all replicas hold the same state after `num_steps` steps.
-    pub fn lockstep_proved(&mut self, num_steps: u64, took: Duration) {
-        self.sinks.send(&RunEvent::LockstepProved { num_steps, took });
+    pub fn lockstep_proved(
+        &mut self,
+        num_steps: u64,
+        took: Duration,
+        process_times: Vec<ProcessTimes>,
+    ) {
+        self.sinks.send(&RunEvent::LockstepProved { num_steps, took, process_times });
     }
 
     /// Records that a checkpoint was saved.
@@ -239,6 +246,7 @@ impl Recorder {
         is_interrupted: bool,
         mut failure: Option<Error>,
         params: Option<&Tree<Literal>>,
+        peak_memory: PeakMemory,
     ) -> Outcome {
         self.sinks.send(&RunEvent::StepsEnded);
         if let Some(scale) = self.num_parts.and_then(|_| self.progress.run().noise.scale()) {
@@ -261,6 +269,7 @@ impl Recorder {
             reason: failure.as_ref().map(Error::to_string),
             params_fingerprint: params.map(state::fingerprint),
             elapsed_secs: self.started.elapsed().as_secs_f64(),
+            peak_memory,
         }));
         let errors: Vec<_> = self.sinks.flush().into_iter().map(Error::from).collect();
         let unwritten = errors.first().map(Error::to_string);

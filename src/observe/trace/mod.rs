@@ -319,7 +319,7 @@ impl Sink for StepTrace {
             RunEvent::Evaluated { eval, took, .. } if self.is_traced(eval.step) => {
                 self.ended("evaluate", *took, eval.step)
             }
-            RunEvent::LockstepProved { num_steps, took } => match num_steps.checked_sub(1) {
+            RunEvent::LockstepProved { num_steps, took, .. } => match num_steps.checked_sub(1) {
                 Some(step) if self.is_traced(step) => self.ended("compare replicas", *took, step),
                 _ => return,
             },
