@@ -7,11 +7,13 @@
 //! page of a run that goes on, and `follow.js` loads it again.
 
 mod chart;
+mod confusion;
 mod goodput;
 mod html;
 mod layers;
 mod levels;
 mod numbers;
+mod own_times;
 mod page;
 mod percentiles;
 mod program;
@@ -19,6 +21,7 @@ mod read;
 mod sections;
 mod serve;
 mod settings;
+mod shades;
 mod verdicts;
 
 use std::path::{Path, PathBuf};
@@ -41,6 +44,8 @@ use read::SlowRecord;
 pub use serve::ADDRESS;
 pub(super) use settings::{Difference, differences};
 use verdicts::RunVerdict;
+
+use crate::observe::ProcessTimes;
 
 /// Where the page goes without `--to`.
 const FILE: &str = "report.html";
@@ -70,6 +75,8 @@ pub struct RunReport {
     percentiles: Vec<Percentiles>,
     /// The norms of each parameter, if they are recorded.
     layers: Vec<LayerRecord>,
+    /// The times of processes, if they are recorded: of a long run means over more steps.
+    process_times: Vec<ProcessTimes>,
     /// Verdicts of the watchdog, in order.
     slow_processes: Vec<SlowRecord>,
     /// Steps between two lockstep proofs, as configured.
@@ -94,6 +101,7 @@ impl RunReport {
             proof_every: verdicts::proof_every(&run),
             curves: Curves::of(&run, num_runs),
             layers: run.layers,
+            process_times: run.process_times,
             slow_processes: run.steps.slow,
             name: run.name,
             summary: run.summary,
