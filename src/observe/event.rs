@@ -291,6 +291,23 @@ pub struct LaunchSpans {
     pub waits: Vec<Range<Instant>>,
     /// The processes that others waited for, and how long this one did.
     pub waited_for: Vec<(usize, Duration)>,
+    /// The ops that this process itself computed, by their beginning; only of traced steps.
+    pub ops: Vec<OpSpan>,
+}
+
+/// An op of a replica.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpSpan {
+    /// What it computes: `dot_general`, `all_reduce`.
+    pub name: &'static str,
+    /// The replica.
+    pub replica: usize,
+    /// When. A collective waits for other replicas meanwhile.
+    pub span: Range<Instant>,
+    /// The types of its operands.
+    pub operands: String,
+    /// The bytes of these.
+    pub bytes: u64,
 }
 
 /// One training step.

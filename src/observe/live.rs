@@ -423,6 +423,7 @@ mod tests {
                 compute: data,
                 waits: vec![],
                 waited_for: vec![(1, SECOND / 1000), (2, SECOND / 4)],
+                ops: vec![],
             };
             let loss = if step == 300 { f64::NAN } else { 2.0 / (1.0 + step as f64 / 50.0) };
             let values = [(&LR, 0.0123), (&LOSS, loss), (&ACCURACY, 0.5)];

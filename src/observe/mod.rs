@@ -43,7 +43,7 @@ use std::path::PathBuf;
 pub use bar::{above_bottom, stdout_columns};
 pub use confusion::ConfusionMatrix;
 pub use event::{
-    EvalCounts, EvalResult, FailedGeneration, GenerationStart, LaunchMetrics, LaunchSpans,
+    EvalCounts, EvalResult, FailedGeneration, GenerationStart, LaunchMetrics, LaunchSpans, OpSpan,
     PeakMemory, ProcessTimes, RunEnd, RunEvent, RunInfo, RunProgress, SavedCheckpoint, SlowProcess,
     StepEval, StepLayers, StepMetrics,
 };

@@ -19,6 +19,7 @@ use super::own_times::{OwnTimes, by_steps};
 use super::probe::DeviceProbe;
 use super::processes::{Agreed, Agreement, Processes};
 use super::recorder::Recorder;
+use super::traced_ops::TracedOps;
 use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Trainer};
 use crate::cluster::{LaunchWaits, Phase, ProbeTime};
 use crate::data::{Prefetch, Prefetched, TrainBatches};
@@ -58,6 +59,7 @@ pub(super) struct Loop<'a> {
     /// The time of a probe that has not been reported.
     probed: Option<ProbeTime>,
     own_times: OwnTimes,
+    traced_ops: TracedOps,
     skipped: SkippedUpdates,
     /// `true` after the first launch.
     has_recorded: bool,
@@ -104,6 +106,7 @@ impl<'a> Loop<'a> {
         let skipped = SkippedUpdates::new(run.on_nonfinite, recorder.progress().run());
         let unrecorded = VecDeque::new();
         let last_end = Instant::now();
+        let traced = recorder.has_trace().then(|| job.config.observe.traced_steps()).flatten();
         Ok(Self {
             job,
             run,
@@ -119,6 +122,7 @@ impl<'a> Loop<'a> {
             probe: None,
             probed: None,
             own_times: OwnTimes::default(),
+            traced_ops: TracedOps::of(traced),
             skipped,
             has_recorded: false,
             saver,
@@ -267,6 +271,7 @@ impl<'a> Loop<'a> {
         let first = self.trainer.steps_taken();
         self.processes.phase(Phase::Compute, first);
         let steps = first..first + batch.num_steps as u64;
+        self.traced_ops.launch(&steps);
         let rates = steps.map(|step| self.run.schedule.lr(step)).collect();
         let steps = self.trainer.launch(batch, rates)?;
         let host = begun.elapsed();
@@ -315,10 +320,13 @@ impl<'a> Loop<'a> {
                 self.own_times.add(first, num_steps, own);
             }
             let (waits, waited_for) = by_process(waits.unwrap_or_default());
+            let whole = last_end.min(end)..end;
+            let traced = first..first + num_steps as u64;
             let spans = LaunchSpans {
+                ops: self.traced_ops.take(&traced, &whole, self.trainer),
                 data: begun.checked_sub(data_wait).unwrap_or(begun)..begun,
                 host: begun..begun + host,
-                whole: last_end.min(end)..end,
+                whole,
                 compute: launched.start.max(last_end).min(end)..end,
                 waits,
                 waited_for,

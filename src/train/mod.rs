@@ -40,6 +40,7 @@ mod run_dir;
 mod setup;
 mod step_program;
 mod stop;
+mod traced_ops;
 mod trainer;
 
 use std::path::PathBuf;

@@ -67,6 +67,8 @@ pub(super) struct Recorder {
     dir: Option<RunDir>,
     progress: Progress,
     sinks: Sinks,
+    /// Chosen steps are traced.
+    has_trace: bool,
     started: Instant,
     global_batch: usize,
     steps_per_epoch: f64,
@@ -132,6 +134,7 @@ impl Recorder {
             trace,
             prometheus,
         };
+        let has_trace = choice.trace.is_some();
         let sinks = match &dir {
             Some(dir) => {
                 dir.begin()?;
@@ -148,6 +151,7 @@ impl Recorder {
             dir,
             progress: Progress::new(job.config, progress),
             sinks,
+            has_trace,
             started,
             global_batch: run.batch.global_batch(),
             steps_per_epoch: run.length.steps_per_epoch().map_or(f64::NAN, |steps| steps as f64),
@@ -221,6 +225,11 @@ impl Recorder {
         let eval = StepEval { step: num_steps.saturating_sub(1), eval };
         let is_best = self.progress.evaluated(&eval);
         self.sinks.send(&RunEvent::Evaluated { eval, is_best, took });
+    }
+
+    /// `true` if chosen steps are traced.
+    pub fn has_trace(&self) -> bool {
+        self.has_trace
     }
 
     /// The progress of the run so far.
