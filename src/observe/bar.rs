@@ -149,9 +149,6 @@ impl DrawnBar {
         let (mut width, mut lines) = (0, vec![]);
         if let Some(run) = run {
             (width, lines) = run.rows(columns, max_rows);
-            let (num_steps, total_steps) = run.steps;
-            self.bar.set_length(total_steps);
-            self.bar.set_position(num_steps);
         }
         let wait = wait.cloned().map(|parts| parts.map(LivePart::plain).into());
         lines.extend(wait.map(|parts| fitted(columns, parts).1));
@@ -168,6 +165,11 @@ impl DrawnBar {
         let has_colors = console::colors_enabled_stderr();
         let lines: Vec<_> = lines.iter().map(|parts| line(parts, has_colors)).collect();
         self.bar.set_message(lines.join("\n"));
+        // Last, because each of these draws what is known by then.
+        if let Some((num_steps, total_steps)) = run.map(|run| run.steps) {
+            self.bar.set_length(total_steps);
+            self.bar.set_position(num_steps);
+        }
     }
 }
 

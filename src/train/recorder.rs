@@ -129,7 +129,9 @@ impl Recorder {
             out: dir.as_ref().map(RunDir::path),
             is_quiet: !processes.is_first(),
             has_layers: job.config.observe.layers_every > 0,
-            has_process_times: processes.this().num_processes > 1,
+            // They tell each other with proofs.
+            has_process_times: processes.this().num_processes > 1
+                && job.config.train.check_lockstep_every > 0,
             has_tensorboard: job.config.observe.tensorboard,
             trace,
             prometheus,

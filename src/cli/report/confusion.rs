@@ -8,6 +8,9 @@ use super::{Report, RunReport};
 use crate::cli::plot::printable;
 use crate::observe::ConfusionMatrix;
 
+/// The share of a row whose shade a mistake has at least.
+const LEAST_MISTAKE: f64 = 0.25;
+
 /// The matrix that a run has recorded, if it is one.
 fn recorded(run: &RunReport) -> Option<ConfusionMatrix> {
     let found: ConfusionMatrix =
@@ -51,12 +54,14 @@ fn matrix(html: &mut Html, found: &ConfusionMatrix) {
         // A summary that somebody has written by hand may say anything.
         let total: f64 = row.iter().map(|count| *count as f64).sum();
         for (predicted, count) in row.iter().enumerate() {
-            let share = *count as f64 / total;
-            let shade = shade(share).filter(|_| *count > 0).map_or(String::new(), |shade| {
-                let right = if class == predicted { " right" } else { "" };
-                format!(" heat {shade}{right}")
-            });
-            html.element("td", &[("class", &format!("number{shade}"))], &count.to_string());
+            // A single mistake is to be seen beside thousands that are right.
+            let least = if class == predicted { 0.0 } else { LEAST_MISTAKE };
+            let share = (*count as f64 / total).max(least);
+            let right = if class == predicted { " right" } else { "" };
+            let shade = shade(share).filter(|_| *count > 0);
+            let class = shade.map(|shade| format!("heat {shade}{right}"));
+            let attributes: Vec<_> = class.iter().map(|class| ("class", &**class)).collect();
+            html.element("td", &attributes, &count.to_string());
         }
         let right = row.get(class).map_or(0.0, |count| *count as f64) / total;
         let right = if total > 0.0 { percent(right) } else { String::new() };

@@ -24,7 +24,7 @@ use crate::observe::LayersFile;
 const MAX_LAYERS: usize = 100_000;
 /// Most rows of a table.
 const MAX_ROWS: usize = 1000;
-/// Most parameters whose updates are kept over the run, and most of these in the chart.
+/// Most parameters whose updates are kept over the run, and most curves of the chart.
 const MAX_WITH_CURVE: usize = 1000;
 const MAX_CURVES: usize = 100;
 /// Most points of a curve. Neighbours are joined beyond that.
@@ -261,11 +261,13 @@ fn chart_of_ratios(html: &mut Html, report: &Report) {
         let with_curve = run.layers.iter().filter(|layer| layer.max_ratio.is_finite());
         let mut largest: Vec<_> = with_curve.filter(|layer| layer.has_curve).collect();
         largest.sort_by(|a, b| b.max_ratio.total_cmp(&a.max_ratio));
-        traces.extend(largest.into_iter().take(MAX_CURVES).map(|layer| Trace {
-            color,
-            class: "thin",
-            name: Some(layer.name.clone()),
-            points: layer.ratios.iter().map(|of| (of.step as f64, of.update_ratio)).collect(),
+        traces.extend(largest.into_iter().take(MAX_CURVES / report.runs.len()).map(|layer| {
+            Trace {
+                color,
+                class: "thin",
+                name: Some(layer.name.clone()),
+                points: layer.ratios.iter().map(|of| (of.step as f64, of.update_ratio)).collect(),
+            }
         }));
     }
     html.open("figure", &[("class", "still")]).open("figcaption", &[]);

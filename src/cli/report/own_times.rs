@@ -20,8 +20,9 @@ use crate::observe::{ProcessTimes, ProcessTimesFile};
 const MAX_RECORDS: usize = 256;
 /// Most processes: a line that is no record could have one for each byte.
 const MAX_PROCESSES: usize = 16_384;
-/// Most rows of the map, and of the table.
+/// Most rows of a map, and of its table, and most cells of all maps of the page.
 const MAX_ROWS: usize = 64;
+const MAX_CELLS: usize = 16_384;
 /// The times between which shades differ, as shares of all times in order. A first step, which
 /// warms up, would leave one shade for all others.
 const SHADED: [f64; 2] = [0.05, 0.95];
@@ -133,13 +134,15 @@ pub fn own_times(html: &mut Html, report: &Report) {
         let mut slowest: Vec<usize> = (0..num_processes).collect();
         let means: Vec<f64> = slowest.iter().map(|process| mean(records, *process)).collect();
         slowest.sort_by(|a, b| means[*b].total_cmp(&means[*a]));
-        slowest.truncate(MAX_ROWS);
+        let num_cells = MAX_CELLS / report.runs.len();
+        let max_rows = (num_cells / records.len()).clamp(1, MAX_ROWS);
+        slowest.truncate(max_rows);
         let mut shown = slowest.clone();
         shown.sort_unstable();
         map(html, records, &shown, &means);
-        if num_processes > MAX_ROWS {
+        if num_processes > max_rows {
             let text = format!(
-                "Of {num_processes} processes the {MAX_ROWS} that took longest are shown; --json \
+                "Of {num_processes} processes the {max_rows} that took longest are shown; --json \
                  has all."
             );
             html.element("p", &[("class", "muted")], &text);
