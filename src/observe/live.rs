@@ -7,8 +7,8 @@
 //! proved 12s ago  checkpoint 1m05s ago
 //! process 3  others wait for it 14%
 //! ```
-//! [`Live::view`] is a function of what has happened and of the time; [`LiveView::rows`] fits it into
-//! a terminal, which may be that of another process.
+//! [`Live::view`] is a function of what has happened and of the time; [`LiveView::rows`] fits it
+//! into a terminal, which may be that of another process.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

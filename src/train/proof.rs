@@ -33,8 +33,8 @@ impl Trainer {
         self.prove_among(Processes::default(), ()).map(drop)
     }
 
-    /// [`Self::prove_lockstep`] with the replicas of all processes. They tell each other `beside` in
-    /// the same messages; returns what all have told, in their order.
+    /// [`Self::prove_lockstep`] with the replicas of all processes. They tell each other `beside`
+    /// in the same messages; returns what all have told, in their order.
     pub(super) fn prove_among<T: Serialize + DeserializeOwned>(
         &self,
         processes: Processes<'_>,

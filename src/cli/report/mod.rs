@@ -35,6 +35,7 @@ use super::args::ReportArgs;
 use super::output::OutputFile;
 use super::plot::names;
 use super::print_line;
+use crate::observe::ProcessTimes;
 use goodput::Goodput;
 use layers::LayerRecord;
 use levels::Curves;
@@ -44,8 +45,6 @@ use read::SlowRecord;
 pub use serve::ADDRESS;
 pub(super) use settings::{Difference, differences};
 use verdicts::RunVerdict;
-
-use crate::observe::ProcessTimes;
 
 /// Where the page goes without `--to`.
 const FILE: &str = "report.html";

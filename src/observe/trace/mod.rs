@@ -24,8 +24,8 @@ use messages::{
 const MAX_OP_TRACKS: usize = 64;
 
 /// Writes when the parts of chosen steps were, as slices on tracks: what the loop of the process
-/// does, its steps, its replicas and their ops, its waits in collectives, its checkpoints. `ui.perfetto.dev`
-/// shows the file.
+/// does, its steps, its replicas and their ops, its waits in collectives, its checkpoints.
+/// `ui.perfetto.dev` shows the file.
 ///
 /// It is made when the first of the steps has ended. A file that cannot be written costs only
 /// itself: stderr says so, and the run goes on.
