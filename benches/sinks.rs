@@ -63,6 +63,7 @@ fn measure(name: &str, choice: SinkChoice<'_>, steps: u64) -> Result<(), Box<dyn
             compute: last_end..end,
             waits: vec![],
             waited_for: vec![(1, Duration::from_micros(100))],
+            ops: vec![],
         };
         sinks.send(&RunEvent::Launch(LaunchMetrics {
             steps: vec![StepMetrics { step, values }],
@@ -112,6 +113,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         out: Some(all.path()),
         is_quiet: false,
         has_layers: true,
+        has_process_times: true,
         has_tensorboard: true,
         trace: Some(StepTrace::new(traced)),
         prometheus: Some(Prometheus::listen("127.0.0.1", 0, 0)?),

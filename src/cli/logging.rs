@@ -5,11 +5,13 @@ use std::env;
 use std::io;
 
 use anyhow::{Context, Result};
+use rustix::process::getppid;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use super::args::{LogArgs, ProgressArg};
 use super::wrong_usage;
+use crate::launch::variable;
 use crate::observe::{
     MESSAGE_TARGET, Messages, ProgressForm, can_draw, set_messages, set_progress, write_line,
 };
@@ -60,6 +62,9 @@ fn progress_form(args: &LogArgs) -> Result<ProgressForm> {
             let other = if args.quiet { "--quiet" } else { "--log-json" };
             Err(wrong_usage(&format!("--progress rich cannot be used with {other}")))
         }
+        ProgressArg::Rich | ProgressArg::Auto if is_text && is_shown_by_supervisor() => {
+            Ok(ProgressForm::Passed)
+        }
         ProgressArg::Rich if !can_draw() => Err(wrong_usage(
             "--progress rich needs stderr to be a terminal, with its kind in the variable TERM; \
              leave the option out, or use --progress plain",
@@ -69,6 +74,12 @@ fn progress_form(args: &LogArgs) -> Result<ProgressForm> {
         ProgressArg::Auto | ProgressArg::Plain => Ok(ProgressForm::Lines),
         ProgressArg::None => Ok(ProgressForm::Nothing),
     }
+}
+
+/// `true` if the supervisor that has started this process shows its block.
+fn is_shown_by_supervisor() -> bool {
+    let shown_by = env::var(variable::SHOWN_BY).ok().and_then(|id| id.parse().ok());
+    shown_by.is_some() && shown_by == getppid().map(|parent| parent.as_raw_nonzero().get())
 }
 
 /// Writes lines above what stands at the bottom of the terminal. Each event is written at once.

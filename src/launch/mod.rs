@@ -49,6 +49,9 @@ pub mod variable {
     /// With `1` a process of the CPU backend says nothing of its waits in collectives, as on an
     /// accelerator, where it knows nothing of them. For tests of what is found without.
     pub const HIDE_WAITS: &str = "LOCKSTEP_HIDE_WAITS";
+    /// For the process whose block the supervisor shows on its terminal: the supervisor's process
+    /// id. What the process itself starts may inherit the variable, but has another parent.
+    pub const SHOWN_BY: &str = "LOCKSTEP_SHOWN_BY";
     /// Process id of the supervisor.
     pub const SUPERVISOR: &str = "LOCKSTEP_SUPERVISOR";
 }

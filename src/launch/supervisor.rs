@@ -17,7 +17,7 @@ use crate::cluster::{
     INTERRUPTED, Limits, Overseer, SupervisorOptions, SupervisorSession, Tls, TlsError, awake,
     ends_well, host_name, random_bytes,
 };
-use crate::observe::say;
+use crate::observe::{draws_block, end_passed, say};
 
 const SIGTERM: usize = 15;
 /// How often signals are looked for.
@@ -76,6 +76,8 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     };
     let ended = supervisor.run(&received);
     supervisor.kill();
+    // Nothing more is heard of a worker that was killed just now.
+    end_passed();
     drop(coordinator);
     ended
 }
@@ -380,6 +382,9 @@ impl Supervisor<'_> {
                 (variable::TOKEN, self.options.secret.hex()),
                 (variable::SUPERVISOR, std::process::id().to_string()),
             ];
+            if process_index == 0 && draws_block() {
+                environment.push((variable::SHOWN_BY, std::process::id().to_string()));
+            }
             if self.options.size.is_elastic() {
                 environment.push((variable::FULL_PROCESSES, full_processes.to_string()));
             }

@@ -1,7 +1,7 @@
 //! A worker: a training process that the supervisor has started.
 
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,6 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::observe::{above_bottom, end_passed, show_passed};
 
 /// How long the output of a worker that has ended is waited for.
 const DRAIN: Duration = Duration::from_millis(200);
@@ -69,12 +71,19 @@ impl Worker {
         };
         let mut passing = vec![];
         if let Some(stdout) = stdout {
-            let pass = move || pass_on(stdout, "", || Box::new(io::stdout().lock()));
+            // Elsewhere than on a terminal it is not above a block: lines on stderr do not wait for
+            // those who read it.
+            let to_stdout = |line: &[u8]| match io::stdout().is_terminal() {
+                true => above_bottom(|| write(io::stdout().lock(), line)),
+                false => write(io::stdout().lock(), line),
+            };
+            let pass = move || pass_on(stdout, "", to_stdout);
             passing.push(name("stdout").spawn(pass)?);
         }
         if let Some(stderr) = stderr {
             let prefix = format!("[{process_index}] ");
-            let pass = move || pass_on(stderr, &prefix, || Box::new(io::stderr().lock()));
+            let to_stderr = |line: &[u8]| above_bottom(|| write(io::stderr().lock(), line));
+            let pass = move || pass_on(stderr, &prefix, to_stderr);
             passing.push(name("stderr").spawn(pass)?);
         }
         name("wait").spawn(move || wait(child, passing))?;
@@ -104,24 +113,34 @@ pub(super) fn describe(status: &io::Result<ExitStatus>) -> String {
 /// Longer lines are passed on in pieces.
 const MAX_LINE: u64 = 1 << 16;
 
-/// Writes each line that is read to what `open` opens, after a prefix, until the end.
-fn pass_on(from: impl Read, prefix: &str, open: impl Fn() -> Box<dyn Write>) {
+/// Gives each line that is read to `write`, after a prefix, until the end. A block is shown on the
+/// terminal instead.
+fn pass_on(from: impl Read, prefix: &str, write: impl Fn(&[u8])) {
     let mut from = BufReader::new(from);
-    let mut line = vec![];
+    let (mut line, mut has_block) = (vec![], false);
     loop {
         line.clear();
         let read = from.by_ref().take(MAX_LINE).read_until(b'\n', &mut line);
         if !matches!(read, Ok(1..)) {
-            return;
+            break;
+        }
+        if show_passed(&line) {
+            has_block = true;
+            continue;
         }
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
         }
-        let mut to = open();
-        // A reader that has gone away is not the worker's problem.
-        let _ = to.write_all(prefix.as_bytes()).and_then(|()| to.write_all(&line));
-        let _ = to.flush();
+        write(&[prefix.as_bytes(), &line].concat());
     }
+    if has_block {
+        end_passed();
+    }
+}
+
+fn write(mut to: impl Write, line: &[u8]) {
+    // A reader that has gone away is not the worker's problem.
+    let _ = to.write_all(line).and_then(|()| to.flush());
 }
 
 #[cfg(test)]

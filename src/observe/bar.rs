@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::live::{Live, LivePart, fitted, line};
+use super::live::{Live, LivePart, LiveView, fitted, line};
+use super::messages::{ProgressForm, progress_form};
+use super::passed::{PassedBlock, pass_block};
 
 /// Size of a terminal that does not say how large it is.
 const SIZE: (u16, u16) = (24, 80);
@@ -24,19 +26,37 @@ pub fn with_bottom<T>(what: impl FnOnce(&mut Option<Bar>) -> T) -> T {
 
 /// What stands at the bottom. Dropping removes it.
 pub struct Bar {
-    bar: ProgressBar,
-    /// Columns of the bar, as last drawn.
-    width: Option<usize>,
-    run: Option<Live>,
+    place: BarPlace,
+    run: Option<ShownRun>,
     /// What the program waits for, and how long it has.
     wait: Option<[String; 2]>,
     drawn: Option<Instant>,
 }
 
+enum ShownRun {
+    /// Of this process.
+    Own(Box<Live>),
+    /// Of a worker, as it was when the worker passed it on.
+    Passed(LiveView),
+}
+
+enum BarPlace {
+    Terminal(DrawnBar),
+    /// The terminal of the supervisor.
+    Supervisor,
+}
+
+/// Lines at the bottom of stderr.
+struct DrawnBar {
+    bar: ProgressBar,
+    /// Columns of the bar, as last drawn.
+    width: Option<usize>,
+}
+
 impl Bar {
     /// The block of a run.
     pub fn of_run(run: Live) -> Self {
-        Self::new(Some(run))
+        Self::new(Some(ShownRun::Own(Box::new(run))))
     }
 
     /// Nothing but what the program waits for.
@@ -44,10 +64,12 @@ impl Bar {
         Self::new(None)
     }
 
-    fn new(run: Option<Live>) -> Self {
-        let target = ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SEC);
-        let bar = ProgressBar::with_draw_target(None, target);
-        Self { bar, width: None, run, wait: None, drawn: None }
+    fn new(run: Option<ShownRun>) -> Self {
+        let place = match progress_form() {
+            ProgressForm::Passed => BarPlace::Supervisor,
+            _ => BarPlace::Terminal(DrawnBar::new()),
+        };
+        Self { place, run, wait: None, drawn: None }
     }
 
     /// `true` if a run is shown.
@@ -57,7 +79,7 @@ impl Bar {
 
     /// Changes the run that is shown, if there is one. It is drawn now, or soon if it was just now.
     pub fn update(&mut self, change: impl FnOnce(&mut Live)) {
-        if let Some(run) = &mut self.run {
+        if let Some(ShownRun::Own(run)) = &mut self.run {
             change(run);
         }
         let pause = Duration::from_secs(1) / REDRAWS_PER_SEC.into();
@@ -72,22 +94,63 @@ impl Bar {
         self.draw();
     }
 
+    /// Shows what a worker has passed on.
+    pub fn set_passed(&mut self, PassedBlock { run, wait }: PassedBlock) {
+        (self.run, self.wait) = (run.map(ShownRun::Passed), wait);
+        self.draw();
+    }
+
     /// Draws all of it, as of now and for the present size of the terminal.
     pub fn draw(&mut self) {
         let now = Instant::now();
         self.drawn = Some(now);
+        let of_now = match &self.run {
+            Some(ShownRun::Own(run)) => Some(run.view(now)),
+            _ => None,
+        };
+        match (&mut self.place, &self.run) {
+            (BarPlace::Supervisor, _) => pass_block(of_now, self.wait.clone()),
+            (BarPlace::Terminal(drawn), Some(ShownRun::Passed(view))) => {
+                drawn.draw(Some(view), self.wait.as_ref());
+            }
+            (BarPlace::Terminal(drawn), _) => drawn.draw(of_now.as_ref(), self.wait.as_ref()),
+        }
+    }
+
+    /// Writes other lines, by `write`, where this stands now.
+    pub fn below(&self, write: impl FnOnce()) {
+        match &self.place {
+            BarPlace::Terminal(drawn) => drawn.bar.suspend(write),
+            BarPlace::Supervisor => write(),
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        match &self.place {
+            BarPlace::Terminal(drawn) => drawn.bar.finish_and_clear(),
+            BarPlace::Supervisor => pass_block(None, None),
+        }
+    }
+}
+
+impl DrawnBar {
+    fn new() -> Self {
+        let target = ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SEC);
+        Self { bar: ProgressBar::with_draw_target(None, target), width: None }
+    }
+
+    fn draw(&mut self, run: Option<&LiveView>, wait: Option<&[String; 2]>) {
         let (rows, columns) = size(&Term::stderr()).unwrap_or(SIZE);
         // The last column stays free, so that no terminal wraps, and the last row for a cursor.
         let columns = usize::from(columns).saturating_sub(1);
-        let max_rows = usize::from(rows).saturating_sub(1 + usize::from(self.wait.is_some()));
+        let max_rows = usize::from(rows).saturating_sub(1 + usize::from(wait.is_some()));
         let (mut width, mut lines) = (0, vec![]);
-        if let Some(run) = &self.run {
-            (width, lines) = run.rows(now, columns, max_rows);
-            let (num_steps, total_steps) = run.steps();
-            self.bar.set_length(total_steps);
-            self.bar.set_position(num_steps);
+        if let Some(run) = run {
+            (width, lines) = run.rows(columns, max_rows);
         }
-        let wait = self.wait.clone().map(|parts| parts.map(LivePart::plain).into());
+        let wait = wait.cloned().map(|parts| parts.map(LivePart::plain).into());
         lines.extend(wait.map(|parts| fitted(columns, parts).1));
         if self.width != Some(width) {
             let template = match width {
@@ -102,18 +165,20 @@ impl Bar {
         let has_colors = console::colors_enabled_stderr();
         let lines: Vec<_> = lines.iter().map(|parts| line(parts, has_colors)).collect();
         self.bar.set_message(lines.join("\n"));
-    }
-
-    /// Writes other lines, by `write`, where this stands now.
-    pub fn below(&self, write: impl FnOnce()) {
-        self.bar.suspend(write);
+        // Last, because each of these draws what is known by then.
+        if let Some((num_steps, total_steps)) = run.map(|run| run.steps) {
+            self.bar.set_length(total_steps);
+            self.bar.set_position(num_steps);
+        }
     }
 }
 
-impl Drop for Bar {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
+/// Writes lines of others to the terminal, by `write`, above what stands at its bottom.
+pub fn above_bottom(write: impl FnOnce()) {
+    with_bottom(|bottom| match bottom {
+        Some(bar) => bar.below(write),
+        None => write(),
+    });
 }
 
 /// The columns of the terminal that stdout is; `None` if it is none, or does not say.

@@ -33,6 +33,8 @@ pub enum RunEvent {
         num_steps: u64,
         /// How long the steps waited for that.
         took: Duration,
+        /// The times of processes that they told each other meanwhile, by steps.
+        process_times: Vec<ProcessTimes>,
     },
     /// A checkpoint was saved, in the background.
     CheckpointSaved(SavedCheckpoint),
@@ -114,6 +116,27 @@ pub struct SlowProcess {
     pub text: String,
 }
 
+/// The time that each process itself took for some steps in a row, without waiting for others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessTimes {
+    /// Index of the last of the steps, from 0.
+    pub step: u64,
+    /// How many they are.
+    pub num_steps: u64,
+    /// The mean of each process in milliseconds, in their order; in files `null` if it is not
+    /// finite.
+    pub own_ms: Vec<f64>,
+}
+
+/// The most memory that a process has taken so far, in bytes; `None` if it is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeakMemory {
+    /// Of the host.
+    pub process_bytes: Option<u64>,
+    /// Of the device that has given most.
+    pub device_bytes: Option<u64>,
+}
+
 /// The facts about a run before its first step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunInfo {
@@ -152,6 +175,8 @@ pub struct RunInfo {
     pub version: &'static str,
     /// The configuration with every key, as TOML.
     pub config: String,
+    /// Names of the classes or labels of the data; empty where it has none.
+    pub class_names: Vec<String>,
     /// The checkpoint that the run continues from, if any.
     pub resumed_from: Option<String>,
     /// Earlier attempts at the job under the same supervisor; all of them have failed.
@@ -214,7 +239,7 @@ pub struct LaunchMetrics {
     /// The shards of the batch that were late, of steps that had some.
     pub late_shards: BTreeMap<u64, Vec<usize>>,
     /// When its parts were, if that is known.
-    pub spans: Option<LaunchSpans>,
+    pub spans: Option<Box<LaunchSpans>>,
 }
 
 /// The norms of each parameter in a step, in the order of the names.
@@ -268,6 +293,23 @@ pub struct LaunchSpans {
     pub waits: Vec<Range<Instant>>,
     /// The processes that others waited for, and how long this one did.
     pub waited_for: Vec<(usize, Duration)>,
+    /// The ops that this process itself computed, by their beginning; only of traced steps.
+    pub ops: Vec<OpSpan>,
+}
+
+/// An op of a replica.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpSpan {
+    /// What it computes: `dot_general`, `all_reduce`.
+    pub name: &'static str,
+    /// The replica.
+    pub replica: usize,
+    /// When. A collective waits for other replicas meanwhile.
+    pub span: Range<Instant>,
+    /// The types of its operands.
+    pub operands: String,
+    /// The bytes of these.
+    pub bytes: u64,
 }
 
 /// One training step.
@@ -348,6 +390,8 @@ pub struct RunEnd {
     pub reason: Option<String>,
     /// Hexadecimal SHA-256 of the final parameters and model state, if they are sound.
     pub params_fingerprint: Option<String>,
+    /// Of this process.
+    pub peak_memory: PeakMemory,
     /// Seconds since the process started.
     pub elapsed_secs: f64,
 }

@@ -7,12 +7,14 @@
 //! proved 12s ago  checkpoint 1m05s ago
 //! process 3  others wait for it 14%
 //! ```
-//! [`rows`](Live::rows) is a function of what has happened, the time and the size of the terminal.
+//! [`Live::view`] is a function of what has happened and of the time; [`LiveView::rows`] fits it
+//! into a terminal, which may be that of another process.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use console::Style;
+use serde::{Deserialize, Serialize};
 
 use super::progress::in_words;
 use super::{LaunchMetrics, MetricValues, RunEvent, SlowProcess};
@@ -49,15 +51,30 @@ pub struct Live {
     saved: Option<Instant>,
 }
 
+/// What is shown of a run at some time, on a terminal of any size.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct LiveView {
+    /// Steps taken, and all.
+    pub steps: (u64, u64),
+    /// Beside the bar.
+    progress: Vec<LivePart>,
+    /// Losses since the start, for the curve beside the numbers; at most [`MAX_DRAWN`].
+    losses: Vec<f64>,
+    /// The numbers of the last step, the loss first.
+    numbers: Vec<LivePart>,
+    /// The lines below.
+    others: Vec<Vec<LivePart>>,
+}
+
 /// A piece of a line.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LivePart {
     text: String,
     tone: Tone,
 }
 
 /// How a part looks where there are colors.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum Tone {
     Plain,
     Quiet,
@@ -123,34 +140,16 @@ impl Live {
         }
     }
 
-    /// Steps taken, and all.
-    pub fn steps(&self) -> (u64, u64) {
-        (self.num_steps, self.total_steps)
-    }
-
-    /// The columns of the bar, 0 for none, and the lines; the bar stands before the first one.
-    /// None is longer than `columns`, and there are at most `max_rows`.
-    pub fn rows(
-        &self,
-        now: Instant,
-        columns: usize,
-        max_rows: usize,
-    ) -> (usize, Vec<Vec<LivePart>>) {
-        let (bar, progress) = fitted(columns, self.progress());
-        let mut rows = vec![progress];
-        let (curve, mut losses) = fitted(columns, self.numbers());
-        if let (Some(loss), true) = (losses.first_mut(), curve > 0) {
-            let curve = LivePart::new(self.losses.drawn(curve), Tone::Drawn);
-            let loss = std::mem::replace(loss, curve);
-            losses.insert(0, loss);
+    /// What is shown now.
+    pub fn view(&self, now: Instant) -> LiveView {
+        let others = [self.speed(), self.ages(now)].into_iter().chain(self.processes(now));
+        LiveView {
+            steps: (self.num_steps, self.total_steps),
+            progress: self.progress(),
+            losses: self.losses.condensed(MAX_DRAWN),
+            numbers: self.numbers(),
+            others: others.collect(),
         }
-        rows.push(losses);
-        for parts in [self.speed(), self.ages(now)].into_iter().chain(self.processes(now)) {
-            rows.push(fitted(columns, parts).1);
-        }
-        rows.retain(|row| !row.is_empty());
-        rows.truncate(max_rows.max(1));
-        (bar, rows)
     }
 
     fn progress(&self) -> Vec<LivePart> {
@@ -218,6 +217,26 @@ impl Live {
             lines.push(vec![LivePart::new(format!("and {others} others"), Tone::Quiet)]);
         }
         lines
+    }
+}
+
+impl LiveView {
+    /// The columns of the bar, 0 for none, and the lines; the bar stands before the first one.
+    /// None is longer than `columns`, and there are at most `max_rows`.
+    pub fn rows(&self, columns: usize, max_rows: usize) -> (usize, Vec<Vec<LivePart>>) {
+        let (bar, progress) = fitted(columns, self.progress.clone());
+        let mut rows = vec![progress];
+        let (curve, mut numbers) = fitted(columns, self.numbers.clone());
+        if let (Some(loss), true) = (numbers.first_mut(), curve > 0) {
+            let curve = LivePart::new(drawn(&condensed(&self.losses, curve)), Tone::Drawn);
+            let loss = std::mem::replace(loss, curve);
+            numbers.insert(0, loss);
+        }
+        rows.push(numbers);
+        rows.extend(self.others.iter().map(|parts| fitted(columns, parts.clone()).1));
+        rows.retain(|row| !row.is_empty());
+        rows.truncate(max_rows.max(1));
+        (bar, rows)
     }
 }
 
@@ -328,23 +347,32 @@ impl Curve {
         }
     }
 
-    /// In so many columns, or fewer if there are fewer values.
-    fn drawn(&self, columns: usize) -> String {
-        let columns = columns.min(self.means.len());
-        let bounds = |column: usize| column * self.means.len() / columns;
-        let values = (0..columns).map(|column| {
-            let of_column = &self.means[bounds(column)..bounds(column + 1)];
-            of_column.iter().sum::<f64>() / of_column.len() as f64
-        });
-        let values: Vec<_> = values.collect();
-        let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let top = (BLOCKS.len() - 1) as f64;
-        // Halves, because the difference of two finite numbers may be infinite.
-        let level = |value: f64| (value / 2.0 - low / 2.0) / (high / 2.0 - low / 2.0) * top;
-        // A curve that is flat lies at the bottom: the conversion makes 0 of what is no number.
-        values.iter().map(|value| BLOCKS[level(*value).round() as usize]).collect()
+    /// As so many values, or fewer if there are fewer.
+    fn condensed(&self, num: usize) -> Vec<f64> {
+        condensed(&self.means, num)
     }
+}
+
+/// Means of values in a row, as many as asked for, or fewer if there are fewer values.
+fn condensed(values: &[f64], num: usize) -> Vec<f64> {
+    let num = num.min(values.len());
+    let bounds = |place: usize| place * values.len() / num;
+    let means = (0..num).map(|place| {
+        let of_place = &values[bounds(place)..bounds(place + 1)];
+        of_place.iter().sum::<f64>() / of_place.len() as f64
+    });
+    means.collect()
+}
+
+/// A column for each value, from the least to the largest.
+fn drawn(values: &[f64]) -> String {
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let top = (BLOCKS.len() - 1) as f64;
+    // Halves, because the difference of two finite numbers may be infinite.
+    let level = |value: f64| (value / 2.0 - low / 2.0) / (high / 2.0 - low / 2.0) * top;
+    // A curve that is flat lies at the bottom: the conversion makes 0 of what is no number.
+    values.iter().map(|value| BLOCKS[level(*value).round() as usize]).collect()
 }
 
 /// A part of the time: an average in which what is longer ago counts less.
@@ -395,20 +423,22 @@ mod tests {
                 compute: data,
                 waits: vec![],
                 waited_for: vec![(1, SECOND / 1000), (2, SECOND / 4)],
+                ops: vec![],
             };
             let loss = if step == 300 { f64::NAN } else { 2.0 / (1.0 + step as f64 / 50.0) };
             let values = [(&LR, 0.0123), (&LOSS, loss), (&ACCURACY, 0.5)];
             let launch = LaunchMetrics {
                 steps: vec![StepMetrics { step, values: values.into_iter().collect() }],
                 duration: SECOND,
-                spans: Some(spans),
+                spans: Some(Box::new(spans)),
                 ..LaunchMetrics::default()
             };
             run.launch(&launch, step + 1, "5120 examples/s".into(), "14m40s left".into());
         }
         let end = start + 440 * SECOND;
         let ago = |secs: u32| end - secs * SECOND;
-        run.event(&RunEvent::LockstepProved { num_steps: 400, took: SECOND }, ago(12));
+        let (took, process_times) = (SECOND, vec![]);
+        run.event(&RunEvent::LockstepProved { num_steps: 400, took, process_times }, ago(12));
         let (waited, written) = (SECOND, SECOND);
         let saved = SavedCheckpoint { num_steps: 400, begun: ago(66), waited, written };
         run.event(&RunEvent::CheckpointSaved(saved), ago(65));
@@ -426,7 +456,7 @@ mod tests {
 
     fn lines(columns: usize, max_rows: usize) -> (usize, Vec<String>) {
         let (run, now) = run();
-        let (bar, rows) = run.rows(now, columns, max_rows);
+        let (bar, rows) = run.view(now).rows(columns, max_rows);
         for row in &rows {
             let plain = line(row, false);
             assert_eq!(console::strip_ansi_codes(&line(row, true)), plain);
@@ -456,7 +486,8 @@ mod tests {
         assert_eq!(usual[4], "process 2  others wait for it 25%  1.5 x slower 30s ago, on node-7");
         assert_eq!(usual, wide);
         let (run, now) = run();
-        let colored: Vec<_> = run.rows(now, 79, 24).1.iter().map(|row| line(row, true)).collect();
+        let colored: Vec<_> =
+            run.view(now).rows(79, 24).1.iter().map(|row| line(row, true)).collect();
         assert!(colored[1].contains("\u{1b}[36m█"), "{}", colored[1]);
         assert!(colored[4].contains("\u{1b}[33mothers wait for it 25%"), "{}", colored[4]);
     }
@@ -487,19 +518,19 @@ mod tests {
 
     #[test]
     fn a_curve_keeps_its_shape_however_long_it_is() {
-        let drawn = |num_steps: u32, columns: usize| {
+        let curve = |num_steps: u32, columns: usize| {
             let mut curve = Curve::default();
             curve.extend((0..num_steps).map(|step| f64::from(step) / f64::from(num_steps)));
-            curve.drawn(columns)
+            drawn(&curve.condensed(columns))
         };
-        assert_eq!(drawn(0, 8), "");
-        assert_eq!(drawn(1, 8), "▁");
+        assert_eq!(curve(0, 8), "");
+        assert_eq!(curve(1, 8), "▁");
         for num_steps in [8, 1_000, 100_000] {
-            assert_eq!(drawn(num_steps, 8), "▁▂▃▄▅▆▇█", "{num_steps} steps");
+            assert_eq!(curve(num_steps, 8), "▁▂▃▄▅▆▇█", "{num_steps} steps");
         }
         let mut flat = Curve::default();
         flat.extend([0.5, f64::NAN, 0.5, f64::INFINITY]);
-        assert_eq!(flat.drawn(8), "▁▁");
+        assert_eq!(drawn(&flat.condensed(8)), "▁▁");
     }
 
     #[test]

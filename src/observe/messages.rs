@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use console::Term;
 
-use super::bar::with_bottom;
+use super::bar::above_bottom;
 
 /// The target of messages among the events of `tracing`.
 pub const MESSAGE_TARGET: &str = "lockstep::message";
@@ -42,6 +42,8 @@ pub enum ProgressForm {
     Lines,
     /// At the bottom of the terminal that stderr is, in a block that is drawn anew again and again.
     Block,
+    /// In such a block, on the terminal of the supervisor, to which stderr is a pipe.
+    Passed,
     /// Not at all.
     Nothing,
 }
@@ -56,10 +58,15 @@ pub fn set_progress(form: ProgressForm) {
 pub(super) fn progress_form() -> ProgressForm {
     let stored = PROGRESS.load(Ordering::Relaxed);
     let is_stored = |form: &ProgressForm| *form as u8 == stored;
-    [ProgressForm::Block, ProgressForm::Nothing]
+    [ProgressForm::Block, ProgressForm::Passed, ProgressForm::Nothing]
         .into_iter()
         .find(is_stored)
         .unwrap_or(ProgressForm::Lines)
+}
+
+/// `true` if progress is shown in a block on the terminal that stderr is.
+pub fn draws_block() -> bool {
+    progress_form() == ProgressForm::Block
 }
 
 /// `true` if stderr is a terminal on which lines can be drawn anew.
@@ -87,11 +94,7 @@ pub fn say(text: &str) {
 /// Writes a line to stderr, above what stands at the bottom of the terminal.
 pub fn write_line(text: &str) {
     // A closed stderr is not an error.
-    let write = || drop(writeln!(io::stderr().lock(), "{text}"));
-    with_bottom(|bottom| match bottom {
-        Some(bar) => bar.below(write),
-        None => write(),
-    });
+    above_bottom(|| drop(writeln!(io::stderr().lock(), "{text}")));
 }
 
 /// Says each line that is written to it. A line is written at once.

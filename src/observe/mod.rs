@@ -10,6 +10,7 @@
 //! the fields to users.
 
 mod bar;
+mod confusion;
 mod event;
 mod file;
 mod histogram;
@@ -20,6 +21,8 @@ mod live;
 mod messages;
 mod metric;
 mod noise;
+mod passed;
+mod process_times;
 mod program;
 mod progress;
 mod prometheus;
@@ -37,11 +40,12 @@ mod writer;
 use std::io;
 use std::path::PathBuf;
 
-pub use bar::stdout_columns;
+pub use bar::{above_bottom, stdout_columns};
+pub use confusion::ConfusionMatrix;
 pub use event::{
-    EvalCounts, EvalResult, FailedGeneration, GenerationStart, LaunchMetrics, LaunchSpans, RunEnd,
-    RunEvent, RunInfo, RunProgress, SavedCheckpoint, SlowProcess, StepEval, StepLayers,
-    StepMetrics,
+    EvalCounts, EvalResult, FailedGeneration, GenerationStart, LaunchMetrics, LaunchSpans, OpSpan,
+    PeakMemory, ProcessTimes, RunEnd, RunEvent, RunInfo, RunProgress, SavedCheckpoint, SlowProcess,
+    StepEval, StepLayers, StepMetrics,
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
 pub use histogram::HistogramBuckets;
@@ -49,10 +53,13 @@ pub use http::{HttpAnswer, HttpRequest, HttpServer};
 pub use jsonl::Jsonl;
 pub use layers::LayersFile;
 pub use messages::{
-    MESSAGE_TARGET, Messages, ProgressForm, can_draw, say, set_messages, set_progress, write_line,
+    MESSAGE_TARGET, Messages, ProgressForm, can_draw, draws_block, say, set_messages, set_progress,
+    write_line,
 };
 pub use metric::{Metric, MetricValues};
 pub use noise::{NoiseAverages, describe_noise};
+pub use passed::{end_passed, show_passed};
+pub use process_times::ProcessTimesFile;
 pub use program::{StepCollective, StepProgram};
 pub use progress::ProgressDisplay;
 pub use prometheus::Prometheus;

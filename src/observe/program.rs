@@ -14,6 +14,9 @@ pub struct StepProgram {
     pub peak_flops_per_sec: Option<f64>,
     /// Bytes of temporaries beside the state; `None` if the plugin does not say.
     pub temporary_bytes: Option<u64>,
+    /// The most bytes that the program has at once, state and batch included; `None` if the plugin
+    /// does not say.
+    pub peak_bytes: Option<u64>,
     /// What replicas send.
     pub collectives: Vec<StepCollective>,
     /// The passes of the stages of a pipeline, a line for each stage after one that says what is

@@ -20,7 +20,7 @@ pub struct ProgressDisplay {
 }
 
 enum View {
-    /// At the bottom of the terminal.
+    /// At the bottom of a terminal.
     Block,
     Lines {
         out: Box<dyn Write + Send>,
@@ -39,7 +39,7 @@ impl ProgressDisplay {
             ProgressForm::Lines => {
                 View::Lines { out: Box::new(Said), every: LINE_EVERY, last: None }
             }
-            ProgressForm::Block => {
+            ProgressForm::Block | ProgressForm::Passed => {
                 let mut bar = Bar::of_run(Live::new(first_step, total_steps));
                 bar.draw();
                 with_bottom(|bottom| *bottom = Some(bar));

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::{
-    Error, Jsonl, LayersFile, Prometheus, RunEvent, RunInfo, StepTrace, Summary, SummaryFile,
-    TensorBoard, Terminal,
+    Error, Jsonl, LayersFile, ProcessTimesFile, Prometheus, RunEvent, RunInfo, StepTrace, Summary,
+    SummaryFile, TensorBoard, Terminal,
 };
 
 /// Waits until everything that a sink got before has been written, on any thread.
@@ -42,6 +42,8 @@ pub struct SinkChoice<'a> {
     pub is_quiet: bool,
     /// `true` if the norms of each parameter are among them.
     pub has_layers: bool,
+    /// `true` if the times of several processes are among them.
+    pub has_process_times: bool,
     /// `true` if the files of TensorBoard are among them.
     pub has_tensorboard: bool,
     /// The trace of this process.
@@ -63,12 +65,17 @@ impl Sinks {
     /// # Errors
     /// A file that cannot be written.
     pub fn start(choice: SinkChoice<'_>, info: RunInfo) -> Result<Self, Error> {
-        let SinkChoice { out, is_quiet, has_layers, has_tensorboard, trace, prometheus } = choice;
+        let SinkChoice { out, is_quiet, .. } = choice;
+        let SinkChoice { has_layers, has_process_times, has_tensorboard, .. } = choice;
+        let SinkChoice { trace, prometheus, .. } = choice;
         let mut others: Vec<Box<dyn Sink>> = vec![];
         if let Some(dir) = out {
             others.push(Box::new(Jsonl::new(dir)));
             if has_layers {
                 others.push(Box::new(LayersFile::new(dir)));
+            }
+            if has_process_times {
+                others.push(Box::new(ProcessTimesFile::new(dir)));
             }
             if has_tensorboard {
                 others.push(Box::new(TensorBoard::new(dir)));

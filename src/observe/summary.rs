@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
+use serde_json::Serializer;
 
+use super::confusion::RowsOnLines;
 use super::event::eval_field;
 use super::{
-    Error, FailedGeneration, GenerationStart, Metric, RunEvent, Sink, SlowProcess, StepEval,
-    StepProgram, StepTimer, replace_file,
+    ConfusionMatrix, Error, FailedGeneration, GenerationStart, Metric, RunEvent, Sink, SlowProcess,
+    StepEval, StepProgram, StepTimer, replace_file,
 };
 
 /// A run as a whole. Values that are not known or not finite are `null` in JSON.
@@ -49,6 +51,9 @@ pub struct Summary {
     pub eval_step: Option<u64>,
     /// The best evaluation so far.
     pub best_eval: Option<StepEval>,
+    /// What the last evaluation predicts for the examples of each class; of classes only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confusion: Option<ConfusionMatrix>,
     /// The batch that the noise of gradients suggests, in examples, if it is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise_scale: Option<f64>,
@@ -80,6 +85,10 @@ pub struct Summary {
     pub num_params: u64,
     /// Bytes of the state on one replica: parameters, model state and optimizer state.
     pub state_bytes_per_replica: u64,
+    /// The most memory of the host that this process took, in bytes.
+    pub peak_process_bytes: Option<u64>,
+    /// The most memory that a device of this process gave, in bytes, if the plugin counts it.
+    pub peak_device_bytes: Option<u64>,
     /// The program of a step.
     pub program: StepProgram,
     /// Hexadecimal SHA-256 of the final parameters and model state.
@@ -156,7 +165,8 @@ impl Summary {
     fn save(&self, dir: &Path) -> Result<(), Error> {
         let path = dir.join(Self::FILE);
         let write = || {
-            let mut text = serde_json::to_vec_pretty(self)?;
+            let mut text = vec![];
+            self.serialize(&mut Serializer::with_formatter(&mut text, RowsOnLines::default()))?;
             text.push(b'\n');
             replace_file(&path, &text)
         };
@@ -172,6 +182,8 @@ pub struct SummaryFile {
     timer: StepTimer,
     /// When the run began its steps.
     began: Instant,
+    /// Of the data.
+    class_names: Vec<String>,
     error: Option<Error>,
 }
 
@@ -179,7 +191,14 @@ impl SummaryFile {
     /// Without a directory nothing is written.
     pub fn new(dir: Option<&Path>) -> Self {
         let (summary, timer) = (Summary::default(), StepTimer::default());
-        Self { dir: dir.map(Path::to_owned), summary, timer, began: Instant::now(), error: None }
+        Self {
+            dir: dir.map(Path::to_owned),
+            summary,
+            timer,
+            began: Instant::now(),
+            class_names: vec![],
+            error: None,
+        }
     }
 
     /// The summary.
@@ -195,7 +214,7 @@ impl SummaryFile {
 
 impl Sink for SummaryFile {
     fn event(&mut self, event: &RunEvent) {
-        let Self { summary, timer, began, .. } = self;
+        let Self { summary, timer, began, class_names, .. } = self;
         match event {
             RunEvent::Started(info) => {
                 summary.planned_steps = info.planned_steps;
@@ -208,6 +227,7 @@ impl Sink for SummaryFile {
                 summary.num_params = info.num_params;
                 summary.state_bytes_per_replica = info.state_bytes_per_replica;
                 summary.program = info.program.clone();
+                class_names.clone_from(&info.class_names);
                 summary.seed = info.seed;
                 summary.precision = info.precision.clone();
                 summary.approximations = info.approximations.clone();
@@ -261,6 +281,7 @@ impl Sink for SummaryFile {
             }
             RunEvent::Evaluated { eval, is_best, took } => {
                 summary.evaluated(eval);
+                summary.confusion = ConfusionMatrix::of(eval, class_names);
                 summary.evaluation_secs += took.as_secs_f64();
                 if *is_best {
                     summary.best_eval = Some(eval.clone());
@@ -275,6 +296,8 @@ impl Sink for SummaryFile {
                 summary.status = end.status;
                 summary.reason = end.reason.clone();
                 summary.params_fingerprint = end.params_fingerprint.clone();
+                summary.peak_process_bytes = end.peak_memory.process_bytes;
+                summary.peak_device_bytes = end.peak_memory.device_bytes;
                 summary.wall_secs = end.elapsed_secs;
                 summary.median_step_ms = timer.median_ms();
                 summary.first_step_secs = timer.first_step_secs();

@@ -108,13 +108,17 @@ fn monitor() {
                     say(&line);
                 }
             }
-            (ProgressForm::Block, Some((elapsed, wait))) if elapsed >= ON_TERMINAL => {
+            (ProgressForm::Block | ProgressForm::Passed, Some((elapsed, wait)))
+                if elapsed >= ON_TERMINAL =>
+            {
                 wait.is_on_terminal = true;
                 let wait = [wait.describe(), in_words(elapsed.as_secs_f64())];
                 with_bottom(|bottom| bottom.get_or_insert_with(Bar::of_waits).set_wait(Some(wait)));
             }
             // Ages grow while a step is taken, and the terminal may have another size.
-            (ProgressForm::Block, _) => with_bottom(|bottom| bottom.iter_mut().for_each(Bar::draw)),
+            (ProgressForm::Block | ProgressForm::Passed, _) => {
+                with_bottom(|bottom| bottom.iter_mut().for_each(Bar::draw));
+            }
             (ProgressForm::Lines | ProgressForm::Nothing, _) => {}
         }
     }

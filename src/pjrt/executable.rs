@@ -229,13 +229,18 @@ impl Executable {
         Ok(Completion::new(events, self.placement.clone()))
     }
 
-    /// Announces a launch to the handler of host collectives, if the program has some.
-    fn host_launch(&self, id: LaunchId) -> Option<Arc<HostLaunch>> {
-        let collectives = self.client.host_collectives().filter(|_| self.has_host_collectives)?;
+    /// The replica on each device, by XLA's device ordinal.
+    pub fn replica_of_device(&self) -> Vec<(i32, usize)> {
         let ordinal = |(replica, device): &(usize, usize)| {
             (self.client.devices()[*device].local_hardware_id, *replica)
         };
-        let replica_of = self.placement.pairs().iter().map(ordinal).collect();
+        self.placement.pairs().iter().map(ordinal).collect()
+    }
+
+    /// Announces a launch to the handler of host collectives, if the program has some.
+    fn host_launch(&self, id: LaunchId) -> Option<Arc<HostLaunch>> {
+        let collectives = self.client.host_collectives().filter(|_| self.has_host_collectives)?;
+        let replica_of = self.replica_of_device();
         let info = LaunchInfo {
             id: i64::from(id.id),
             number: id.number,

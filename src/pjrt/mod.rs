@@ -99,8 +99,8 @@ pub use event::{Completion, EndTime};
 pub use executable::{Arg, Executable, Launch};
 pub use ffi::{
     AttentionSite, CallBuffers, CollectiveKind, CollectiveSite, ConvolutionSite, FlushedDenormals,
-    HostCall, HostCollectives, HostKernels, HostTensor, Kernel, KernelCall, LaunchInfo,
-    MaxPoolSite, Workers, flush_denormals,
+    HostCall, HostCollectives, HostKernels, HostOp, HostTensor, Kernel, KernelCall, LaunchInfo,
+    MaxPoolSite, Workers, flush_denormals, keep_ops, take_ops,
 };
 pub use inspect::{Compiled, CompiledMemory};
 pub use install::{

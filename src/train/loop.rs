@@ -16,9 +16,11 @@ use super::events::{Due, DueSteps};
 use super::host_metrics::LaunchTimes;
 use super::late::LateBatches;
 use super::nonfinite::SkippedUpdates;
+use super::own_times::{OwnTimes, by_steps};
 use super::probe::DeviceProbe;
 use super::processes::{Agreed, Agreement, Processes};
 use super::recorder::Recorder;
+use super::traced_ops::TracedOps;
 use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Trainer};
 use crate::cluster::{LaunchWaits, Phase, ProbeTime};
 use crate::data::{Prefetch, Prefetched, TrainBatches};
@@ -59,6 +61,8 @@ pub(super) struct Loop<'a> {
     probe: Option<DeviceProbe>,
     /// The time of a probe that has not been reported.
     probed: Option<ProbeTime>,
+    own_times: OwnTimes,
+    traced_ops: TracedOps,
     skipped: SkippedUpdates,
     /// `true` after the first launch.
     has_recorded: bool,
@@ -111,6 +115,7 @@ impl<'a> Loop<'a> {
         let skipped = SkippedUpdates::new(run.on_nonfinite, recorder.progress().run());
         let unrecorded = VecDeque::new();
         let last_end = Instant::now();
+        let traced = recorder.has_trace().then(|| job.config.observe.traced_steps()).flatten();
         Ok(Self {
             job,
             run,
@@ -126,6 +131,8 @@ impl<'a> Loop<'a> {
             last_end,
             probe: None,
             probed: None,
+            own_times: OwnTimes::default(),
+            traced_ops: TracedOps::of(traced),
             skipped,
             has_recorded: false,
             saver,
@@ -283,6 +290,7 @@ impl<'a> Loop<'a> {
         let first = self.trainer.steps_taken();
         self.processes.phase(Phase::Compute, first);
         let steps = first..first + batch.num_steps as u64;
+        self.traced_ops.launch(&steps);
         let rates = steps.map(|step| self.run.schedule.lr(step)).collect();
         let steps = self.trainer.launch(batch, rates)?;
         let host = begun.elapsed();
@@ -327,15 +335,20 @@ impl<'a> Loop<'a> {
                 data_wait,
                 collective_wait,
             };
-            self.processes.steps_done(first, &times, self.probed.take());
+            if let Some(own) = self.processes.steps_done(first, &times, self.probed.take()) {
+                self.own_times.add(first, num_steps, own);
+            }
             if let (Some(late), [result]) = (&mut self.late, &results[..]) {
                 late.step_ended(result, total);
             }
             let (waits, waited_for) = by_process(waits.unwrap_or_default());
+            let whole = last_end.min(end)..end;
+            let traced = first..first + num_steps as u64;
             let spans = LaunchSpans {
+                ops: self.traced_ops.take(&traced, &whole, self.trainer),
                 data: begun.checked_sub(data_wait).unwrap_or(begun)..begun,
                 host: begun..begun + host,
-                whole: last_end.min(end)..end,
+                whole,
                 compute: launched.start.max(last_end).min(end)..end,
                 waits,
                 waited_for,
@@ -430,9 +443,10 @@ impl<'a> Loop<'a> {
     fn prove(&mut self) -> Result<(), Error> {
         let begun = Instant::now();
         let waiting = self.processes.waiting("comparing the replicas");
-        self.trainer.prove_among(self.processes)?;
+        let own_times = self.trainer.prove_among(self.processes, self.own_times.take())?;
         drop(waiting);
-        self.recorder.lockstep_proved(self.trainer.steps_taken(), begun.elapsed());
+        let (num_steps, took) = (self.trainer.steps_taken(), begun.elapsed());
+        self.recorder.lockstep_proved(num_steps, took, by_steps(&own_times));
         self.start_step_clock();
         Ok(())
     }

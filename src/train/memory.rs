@@ -1,15 +1,34 @@
 //! Whether a run fits into memory, asked before anything of its size is allocated: of the state
 //! before compiling, of the programs by the compiler's figures.
 
-use std::fmt;
+use std::{fmt, fs};
 
 use hlo::{Axis, LeafSpec, Mesh, Tree};
 
 use super::Error;
 use super::report::human_bytes;
 use crate::data::SystemMemory;
-use crate::observe::say;
+use crate::observe::{PeakMemory, say};
 use crate::pjrt::{self, Client, Code, CompiledMemory, Executable, Platform};
+
+/// The most memory that this process has taken so far: of the host, and of one of its devices.
+pub(super) fn peak(client: &Client) -> PeakMemory {
+    let devices = 0..client.devices().len();
+    let of_device = |device| client.memory_stats(device).ok()??.peak_bytes_in_use;
+    // Other systems than Linux do not say.
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    PeakMemory {
+        process_bytes: peak_resident(&status),
+        device_bytes: devices.filter_map(of_device).max(),
+    }
+}
+
+/// The most memory that a process has had, by what Linux says of it.
+fn peak_resident(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
 
 /// The memory of one replica, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -261,6 +280,15 @@ mod tests {
     fn need(state: u64, temporaries: u64) -> Need {
         let (state_bytes, temporary_bytes) = (state * GIB, temporaries * GIB);
         Need { state_bytes, temporary_bytes, is_measured: true, is_evaluation: false }
+    }
+
+    #[test]
+    fn the_peak_of_a_process_is_what_linux_says() {
+        let status = "Name:\tlockstep\nVmPeak:\t  900 kB\nVmHWM:\t    1234 kB\nVmRSS:\t 12 kB\n";
+        assert_eq!(peak_resident(status), Some(1234 * 1024));
+        for other in ["", "VmHWM:\t12 pages\n", "VmHWM:\tmany kB\n"] {
+            assert_eq!(peak_resident(other), None);
+        }
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod model_values;
 mod nonfinite;
 mod objective;
 mod observed;
+mod own_times;
 pub mod params_file;
 mod probe;
 mod processes;
@@ -40,6 +41,7 @@ mod run_dir;
 mod setup;
 mod step_program;
 mod stop;
+mod traced_ops;
 mod trainer;
 
 use std::path::PathBuf;
@@ -281,7 +283,8 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
             }
         },
     };
-    Ok(recorder.end(is_interrupted, failure, params.as_ref()))
+    let peak_memory = memory::peak(trainer.client());
+    Ok(recorder.end(is_interrupted, failure, params.as_ref(), peak_memory))
 }
 
 /// Where a run that was stopped after `num_steps` steps has been saved, and how to go on.
@@ -318,7 +321,7 @@ fn is_sound(
         Some(Error::LockstepLost { .. } | Error::Pjrt(_)) => false,
         // Without a failure the steps have ended with a proof.
         Some(_) if is_proved => {
-            let proved = trainer.prove_among(processes);
+            let proved = trainer.prove_among(processes, ());
             proved.inspect_err(|error| recorder.say(&format!("error: {error}"))).is_ok()
         }
         _ => true,

@@ -142,13 +142,18 @@ impl<'a> Processes<'a> {
     }
 
     /// Reports the steps of a launch that has ended, from `first` on, and the time of the probe
-    /// before it.
+    /// before it. Returns the time that this process itself took for each; `None` if it is alone.
     ///
     /// Where the plugin computes the collectives, a process cannot tell what its devices take from
     /// what they wait for others. But steps end together, and are launched ahead: the time from the
     /// end of one to the launch of the next is the process's own.
-    pub fn steps_done(&self, first: u64, times: &LaunchTimes, probe: Option<ProbeTime>) {
-        let Some(member) = self.member else { return };
+    pub fn steps_done(
+        &self,
+        first: u64,
+        times: &LaunchTimes,
+        probe: Option<ProbeTime>,
+    ) -> Option<Duration> {
+        let member = self.member?;
         let LaunchTimes { num_steps, total, input, collective_wait, .. } = *times;
         let (delay, own) = match collective_wait {
             Some(waited) => (times.delay, total.saturating_sub(waited)),
@@ -168,6 +173,7 @@ impl<'a> Processes<'a> {
             probe,
         };
         member.steps_done(first..first + num_steps as u64, times);
+        Some(times.own)
     }
 
     /// The decision of the first process. The others wait for it.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use hlo::Literal;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::processes::Processes;
@@ -29,16 +30,22 @@ impl Trainer {
     /// [`Error::LockstepLost`] with the first leaf that differs and the replicas on which it
     /// differs.
     pub fn prove_lockstep(&self) -> Result<(), Error> {
-        self.prove_among(Processes::default())
+        self.prove_among(Processes::default(), ()).map(drop)
     }
 
-    /// [`Self::prove_lockstep`] with the replicas of all processes.
-    pub(super) fn prove_among(&self, processes: Processes<'_>) -> Result<(), Error> {
+    /// [`Self::prove_lockstep`] with the replicas of all processes. They tell each other `beside`
+    /// in the same messages; returns what all have told, in their order.
+    pub(super) fn prove_among<T: Serialize + DeserializeOwned>(
+        &self,
+        processes: Processes<'_>,
+        beside: T,
+    ) -> Result<Vec<T>, Error> {
         let differing = self.first_difference()?;
         // Each process sees the groups that it has replicas in.
-        let differing = processes.gather("proof", differing)?;
+        let told = processes.gather("proof", (differing, beside))?;
+        let (differing, beside): (Vec<_>, Vec<_>) = told.into_iter().unzip();
         let place = |found: &Difference| (found.leaf, found.group);
-        let Some(first) = differing.iter().flatten().map(place).min() else { return Ok(()) };
+        let Some(first) = differing.iter().flatten().map(place).min() else { return Ok(beside) };
         let of_group = differing.into_iter().flatten().filter(|found| place(found) == first);
         let prints: Vec<_> = of_group.flat_map(|found| found.prints).collect();
         Err(Error::LockstepLost {

@@ -18,9 +18,9 @@ use crate::checkpoint::Checkpoint;
 use crate::cluster::{Member, SlowPeer};
 use crate::config::{MeshConfig, ObserveConfig};
 use crate::observe::{
-    self, EvalResult, FlushLater, GenerationStart, LaunchMetrics, LaunchSpans, Prometheus, RunEnd,
-    RunEvent, RunInfo, RunProgress, SavedCheckpoint, SinkChoice, Sinks, SlowProcess, Status,
-    StepEval, StepTrace, TraceChoice, describe_noise, replace_file,
+    self, EvalResult, FlushLater, GenerationStart, LaunchMetrics, LaunchSpans, PeakMemory,
+    ProcessTimes, Prometheus, RunEnd, RunEvent, RunInfo, RunProgress, SavedCheckpoint, SinkChoice,
+    Sinks, SlowProcess, Status, StepEval, StepTrace, TraceChoice, describe_noise, replace_file,
 };
 use crate::state;
 
@@ -67,6 +67,8 @@ pub(super) struct Recorder {
     dir: Option<RunDir>,
     progress: Progress,
     sinks: Sinks,
+    /// Chosen steps are traced.
+    has_trace: bool,
     started: Instant,
     global_batch: usize,
     steps_per_epoch: f64,
@@ -119,6 +121,7 @@ impl Recorder {
                 .map_or(String::new(), |device| device.kind.clone()),
             version: env!("CARGO_PKG_VERSION"),
             config: resolved.to_owned(),
+            class_names: job.splits.eval.labels().to_vec(),
             resumed_from: resumed.map(|from| from.location().to_string()),
             failed_generations: processes.failed_generations(),
             generation_starts,
@@ -128,10 +131,14 @@ impl Recorder {
             out: dir.as_ref().map(RunDir::path),
             is_quiet: !processes.is_first(),
             has_layers: job.config.observe.layers_every > 0,
+            // They tell each other with proofs.
+            has_process_times: processes.this().num_processes > 1
+                && job.config.train.check_lockstep_every > 0,
             has_tensorboard: job.config.observe.tensorboard,
             trace,
             prometheus,
         };
+        let has_trace = choice.trace.is_some();
         let sinks = match &dir {
             Some(dir) => {
                 dir.begin()?;
@@ -148,6 +155,7 @@ impl Recorder {
             dir,
             progress: Progress::new(job.config, progress),
             sinks,
+            has_trace,
             started,
             global_batch: run.batch.global_batch(),
             steps_per_epoch: run.length.steps_per_epoch().map_or(f64::NAN, |steps| steps as f64),
@@ -185,7 +193,7 @@ impl Recorder {
                 .filter(|result| !result.late_shards.is_empty())
                 .map(|result| (result.step, result.late_shards.clone()))
                 .collect(),
-            spans: Some(spans),
+            spans: Some(Box::new(spans)),
         };
         self.num_late += launch.late_shards.values().map(Vec::len).sum::<usize>();
         self.progress.launched(results);
@@ -209,8 +217,13 @@ impl Recorder {
     }
 
     /// Records that all replicas hold the same state after `num_steps` steps.
-    pub fn lockstep_proved(&mut self, num_steps: u64, took: Duration) {
-        self.sinks.send(&RunEvent::LockstepProved { num_steps, took });
+    pub fn lockstep_proved(
+        &mut self,
+        num_steps: u64,
+        took: Duration,
+        process_times: Vec<ProcessTimes>,
+    ) {
+        self.sinks.send(&RunEvent::LockstepProved { num_steps, took, process_times });
     }
 
     /// Records that a checkpoint was saved.
@@ -223,6 +236,11 @@ impl Recorder {
         let eval = StepEval { step: num_steps.saturating_sub(1), eval };
         let is_best = self.progress.evaluated(&eval);
         self.sinks.send(&RunEvent::Evaluated { eval, is_best, took });
+    }
+
+    /// `true` if chosen steps are traced.
+    pub fn has_trace(&self) -> bool {
+        self.has_trace
     }
 
     /// The progress of the run so far.
@@ -248,6 +266,7 @@ impl Recorder {
         is_interrupted: bool,
         mut failure: Option<Error>,
         params: Option<&Tree<Literal>>,
+        peak_memory: PeakMemory,
     ) -> Outcome {
         self.sinks.send(&RunEvent::StepsEnded);
         if let Some(scale) = self.num_parts.and_then(|_| self.progress.run().noise.scale()) {
@@ -277,6 +296,7 @@ impl Recorder {
             reason: failure.as_ref().map(Error::to_string),
             params_fingerprint: params.map(state::fingerprint),
             elapsed_secs: self.started.elapsed().as_secs_f64(),
+            peak_memory,
         }));
         let errors: Vec<_> = self.sinks.flush().into_iter().map(Error::from).collect();
         let unwritten = errors.first().map(Error::to_string);

@@ -16,13 +16,16 @@ use serde_json::Value;
 use super::{Error, Stop, params_file};
 use crate::checkpoint::CheckpointDir;
 use crate::config::{CheckpointConfig, Config};
-use crate::observe::{Jsonl, LayersFile, StepTrace, Summary, TensorBoard, say, unfinished_prefix};
+use crate::observe::{
+    Jsonl, LayersFile, ProcessTimesFile, StepTrace, Summary, TensorBoard, say, unfinished_prefix,
+};
 
 /// All files and folders of a run. A new one must be added here.
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     CONFIG_FILE,
     Jsonl::FILE,
     LayersFile::FILE,
+    ProcessTimesFile::FILE,
     params_file::FILE,
     Summary::FILE,
     CheckpointConfig::DIR,

@@ -27,6 +27,8 @@ pub(super) fn step_program(
     Ok(StepProgram {
         flops: count(graph).matmul_flops(),
         peak_flops_per_sec: peak,
+        // Some plugins have the field, and leave it empty.
+        peak_bytes: memory.map(|memory| memory.peak_bytes).filter(|bytes| *bytes > 0),
         temporary_bytes: memory.map(|memory| memory.temporary_bytes),
         collectives: step_collectives(graph),
         ticks: ticks.unwrap_or_default(),

@@ -309,6 +309,11 @@ impl Trainer {
         self.programs.init.executable.placement().replicas().collect()
     }
 
+    /// The replica on each device of this process, by XLA's device ordinal.
+    pub(super) fn replica_of_device(&self) -> Vec<(i32, usize)> {
+        self.programs.init.executable.replica_of_device()
+    }
+
     /// Number of elements in the model's parameters.
     pub fn num_params(&self) -> u64 {
         let specs = StateSection::Params.leaves(self.state.specs());

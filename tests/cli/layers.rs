@@ -71,6 +71,10 @@ fn a_run_that_is_continued_has_the_norms_of_each_observed_step_once() {
     let report = lockstep(&["report", "--json", "--to", text(&to), text(&out)]).succeeded().json();
     let page = fs::read_to_string(to).unwrap();
     assert!(page.contains("After step 40: 0 of 6 parameters with an update above 0.1"), "{page}");
+    let (_, chart) = page.split_once("aria-label=\"update_ratio by step").unwrap();
+    let (chart, _) = chart.split_once("</svg>").unwrap();
+    assert_eq!(chart.matches("<path class=\"thin c0\"").count(), 6, "{chart}");
+    assert!(chart.contains("<title>blocks.0.linear.weight</title>"), "{chart}");
     let layers = report["runs"][0]["layers"].as_array().unwrap();
     for (place, layer) in layers.iter().enumerate() {
         let name = layer["name"].as_str().unwrap();
@@ -78,6 +82,9 @@ fn a_run_that_is_continued_has_the_norms_of_each_observed_step_once() {
         assert_eq!(layer["update_ratio"], ratio(&lines[3]), "{name}");
         let largest = lines.iter().map(ratio).fold(0.0, f64::max);
         assert_eq!(layer["max_ratio"], largest, "{name}");
+        let curve = layer["ratios"].as_array().unwrap();
+        let found: Vec<_> = curve.iter().map(|of| of["update_ratio"].as_f64().unwrap()).collect();
+        assert_eq!(found, lines.iter().map(ratio).collect::<Vec<_>>(), "{name}");
         let row = format!("{name}</th><td class=\"number\">{:.4}", ratio(&lines[3]));
         let is_small = ratio(&lines[3]) < 1e-3;
         assert!(is_small || page.contains(&row), "{place}: {row}");

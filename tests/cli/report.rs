@@ -111,6 +111,25 @@ fn the_page_has_the_numbers_of_the_run() {
     let sent = &program["collectives"][0]["bytes"];
     assert!(sent.as_u64().unwrap() >= 4 * 86_026, "{program}");
 
+    // Each example is in the row of its class, and most in the column of the same.
+    let counts: Vec<Vec<u64>> =
+        serde_json::from_value(summary["confusion"]["counts"].clone()).unwrap();
+    let total: u64 = counts.iter().flatten().sum();
+    let right: u64 = (0..10).map(|class| counts[class][class]).sum();
+    assert_eq!((counts.len(), &summary["confusion"]["step"]), (10, &43.into()));
+    let accuracy = summary["eval_accuracy"].as_f64().unwrap();
+    assert!((right as f64 / total as f64 - accuracy).abs() < 1e-9, "{right} of {total}");
+    let (_, matrix) = page.split_once("<table class=\"matrix\">").unwrap();
+    let (matrix, _) = matrix.split_once("</table>").unwrap();
+    let cells = matrix.split("</td>").filter_map(|cell| cell.rsplit_once('>')?.1.parse().ok());
+    assert_eq!(cells.collect::<Vec<u64>>(), counts.concat());
+    assert_eq!(matrix.matches(" right\">").count(), 10);
+
+    // The program alone has some MB, and this host no more than TBs.
+    let peak = summary["peak_process_bytes"].as_u64().unwrap();
+    assert!((1 << 24..1 << 44).contains(&peak), "{peak}");
+    assert!(page.contains("most bytes of the host, by the first process</th>"));
+
     let level = &data(&page)["runs"][0]["curves"]["steps"][0];
     assert_eq!(level, &json["runs"][0]["curves"]["steps"][0]);
     assert_eq!(level["rows_per_point"], 1);
@@ -171,7 +190,14 @@ fn what_was_recorded_is_never_markup() {
     changed["failed_generations"] = serde_json::json!([
         {"generation": 1, "processes": [0], "reason": end, "step": 3}
     ]);
+    changed["confusion"] = serde_json::json!({
+        "step": u64::MAX, "classes": [end, hostile], "counts": [[u64::MAX, 0], [0, 0]]
+    });
     file(&run, "summary.json", changed.to_string().as_bytes());
+    let layers = serde_json::json!({"step": 3, "layers": {end: {"update_ratio": 0.5}}});
+    file(&run, "layers.jsonl", format!("{layers}\n").as_bytes());
+    let times = "{\"step\":18446744073709551615,\"num_steps\":5,\"own_ms\":[1e308,-1e308,0]}\n";
+    file(&run, "processes.jsonl", times.as_bytes());
     let config = format!("[data]\nsource = '''{hostile}'''\n[model]\n'{end}' = 1\nname = 'a&b'\n");
     file(&run, "config.resolved.toml", config.as_bytes());
     let mut lines = String::new();
@@ -193,6 +219,10 @@ fn what_was_recorded_is_never_markup() {
         assert!(!rest.contains(part), "{part}");
     }
     assert!(page.contains("&lt;/script&gt;&lt;script&gt;alert(3)"));
+    for part in ["<th scope=\"row\">&lt;script&gt;alert(1)&lt;", "<title>&lt;/script&gt;&lt;script"]
+    {
+        assert!(page.contains(part), "{part}");
+    }
     let fields = &data(&page)["runs"][0]["curves"]["steps"][0]["series"];
     assert_eq!(fields[&hostile][0], 1.5);
     assert_eq!(json["runs"][0]["name"].as_str(), Some(&*hostile));
@@ -329,6 +359,38 @@ fn the_page_of_a_bad_run_leads_to_the_cause() {
         let calm = if run == rate { calm[1] } else { calm[0] };
         assert!(!json["runs"][0]["verdicts"].to_string().contains(calm), "{verdicts:#?}");
     }
+}
+
+#[test]
+fn the_map_of_processes_shows_which_was_slow_and_when() {
+    let (run, _) = restarted();
+    let (page, json) = report(&[&run]);
+    let text = fs::read_to_string(run.join("processes.jsonl")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // Each step is in one line, also those that were taken again.
+    let mut next = 0;
+    for line in &lines {
+        let num_steps = line["num_steps"].as_u64().unwrap();
+        next += num_steps;
+        assert_eq!(line["step"], next - 1, "{line}");
+    }
+    assert_eq!(next, metrics(&run).len() as u64);
+    // Of very many lines several in a row are one.
+    let shown = json["runs"][0]["process_times"].as_array().unwrap();
+    let steps = shown.iter().map(|times| times["num_steps"].as_u64().unwrap());
+    assert_eq!((steps.sum::<u64>(), &shown.last().unwrap()["step"]), (next, &(next - 1).into()));
+    // The second was stopped again and again.
+    let own = |line: &Value, process: usize| line["own_ms"][process].as_f64().unwrap();
+    assert!(lines.iter().any(|line| own(line, 1) > 2.0 * own(line, 0)), "{text}");
+    let (_, map) = page.split_once("<figure class=\"still\">").unwrap();
+    let (map, _) = map.split_once("</figure>").unwrap();
+    let [first, second] = &map.split("<g>").skip(1).collect::<Vec<_>>()[..] else {
+        panic!("{map}")
+    };
+    let cells = |row: &str| row.matches('M').count();
+    assert_eq!((cells(first), cells(second)), (shown.len(), shown.len()));
+    assert!(second.contains("heat h7"), "{second}");
+    assert!(page.contains("process 1</th><td class=\"number\">"), "the table");
 }
 
 /// Against a calculation from the events of a run with a restart, and against a clock beside it.

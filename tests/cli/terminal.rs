@@ -104,6 +104,56 @@ fn the_block_follows_the_size_of_the_terminal() {
 }
 
 #[test]
+fn a_supervisor_shows_the_block_of_the_first_process_below_the_lines_of_all() {
+    install_plugin();
+    let launch = |supervisor: &[&str], train: &[&str]| {
+        let launch = ["launch", "--num-processes", "2", "--"].map(str::to_owned);
+        let supervisor = supervisor.iter().map(ToString::to_string);
+        let mut args = run(&["--set", "train.epochs=30", "--set", "train.steps_per_launch=6"]);
+        args.splice(1..1, supervisor.chain(launch));
+        args.extend(train.iter().map(ToString::to_string));
+        args
+    };
+    for (columns, colors) in [(40, true), (100, false)] {
+        let env = [("NO_COLOR", "1")];
+        let env = if colors { &[][..] } else { &env };
+        let (seen, is_done) = on_a_terminal(columns, &launch(&[], &["-v"]), env);
+        assert!(is_done, "{seen}");
+        assert_eq!(seen.contains("\u{1b}[36m"), colors, "{seen}");
+        let screens = screens(&seen, columns);
+        let blocks: Vec<_> =
+            screens.iter().filter(|rows| rows.iter().any(|row| row.contains("lr "))).collect();
+        let has = |text: &str| blocks.iter().any(|rows| rows.iter().any(|row| row.contains(text)));
+        for part in ["█", "/660", "loss ", "▁", "examples/s", "proved ", "process 1  others wait"]
+        {
+            assert!(has(part), "{columns}: {part} is missing: {blocks:#?}");
+        }
+        for row in blocks.iter().flat_map(|rows| rows.iter()).filter(|row| row.contains("lr ")) {
+            assert!(row.trim_end().chars().count() < usize::from(columns), "{row}");
+        }
+        let last = screens.last().unwrap().join("");
+        assert!(!last.contains(['█', '▁']) && !last.contains("proved"), "{columns}: {last}");
+        for line in ["[0] evaluation after 660 steps: ", "[0] step 660/660 loss "] {
+            assert_eq!(last.matches(line).count(), 1, "{columns}: {line}: {last}");
+        }
+        // Each line of a process begins one: nothing of the block, or of its message, is in it.
+        let lines = console::strip_ansi_codes(&seen).into_owned();
+        for start in ["[0] ", "[1] "] {
+            let mut own = lines.split(['\r', '\n']).filter(|line| line.contains(start));
+            assert!(own.clone().count() > 3, "{lines}");
+            assert!(own.all(|line| line.starts_with(start)), "{lines}");
+        }
+        assert!(!seen.contains('\u{1e}'), "{seen}");
+    }
+    // Where the supervisor, or the process, writes lines, there is no block.
+    for args in [launch(&["--progress", "plain"], &[]), launch(&[], &["--progress", "plain"])] {
+        let (seen, is_done) = on_a_terminal(80, &args, &[]);
+        assert!(is_done && !seen.contains(['\u{1b}', '\u{1e}']), "{seen}");
+        assert!(seen.contains("\n[0] step 660/660 loss "), "{seen}");
+    }
+}
+
+#[test]
 fn the_form_of_progress_can_be_chosen() {
     install_plugin();
     // Rates differ from run to run.

@@ -148,6 +148,23 @@ fn each_process_traces_the_chosen_steps() {
             });
             // The gradients of 86,026 parameters, and the sums of a step.
             assert!(bytes.is_some_and(|(_, bytes)| *bytes >= 4.0 * 86_026.0), "{args:?}");
+            // Each collective is a slice of its own, and so is each product.
+            let ops = on(&format!("ops of replica {replica}"));
+            let collectives = || ops.iter().filter(|op| op.1 == "all_reduce");
+            let each_step = |what: &str| -> f64 {
+                let of_kinds = args.iter().filter(|(name, _)| {
+                    name.starts_with("all_reduce of") && name.ends_with(&format!(" {what}"))
+                });
+                of_kinds.map(|(_, value)| value).sum()
+            };
+            assert_eq!(collectives().count() as f64, 10.0 * each_step("count"), "{ops:?}");
+            let bytes: f64 = collectives().map(|op| op.3["bytes"]).sum();
+            assert_eq!(bytes, 10.0 * each_step("bytes"), "{args:?}");
+            let products: Vec<_> = ops.iter().filter(|op| op.1 == "dot_general").collect();
+            assert!(products.len() >= 10 && products.len().is_multiple_of(10), "{ops:?}");
+            let ms = |slices: &[&Slice]| slices.iter().map(|slice| slice.2).sum::<f64>();
+            let in_products: f64 = products.iter().map(|op| op.2).sum();
+            assert!(in_products > 0.0 && in_products < ms(&computed), "{in_products}");
         }
         let loop_ = on("loop");
         let num = |what: &str| loop_.iter().filter(|slice| slice.1.starts_with(what)).count();

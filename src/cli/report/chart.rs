@@ -99,22 +99,31 @@ pub fn charts(runs: &[RunReport]) -> Vec<Chart> {
 }
 
 /// A curve in the static picture.
-struct Trace {
-    color: usize,
-    class: &'static str,
-    points: Vec<(f64, f64)>,
+pub struct Trace {
+    /// Index of its run.
+    pub color: usize,
+    /// `line`, `thin` or `raw`, or `dot` for points that are not joined.
+    pub class: &'static str,
+    /// What it shows, where the chart has several curves of a run.
+    pub name: Option<String>,
+    pub points: Vec<(f64, f64)>,
 }
 
 /// Adds the picture.
 pub fn draw(html: &mut Html, chart: &Chart, runs: &[RunReport]) {
-    let traces = traces(chart, runs);
+    picture(html, &chart.title, Scale::Span, &traces(chart, runs));
+}
+
+/// Adds curves over steps.
+pub fn picture(html: &mut Html, title: &str, scale: Scale, traces: &[Trace]) {
+    let labels = if matches!(scale, Scale::Log(_)) { figure::powers } else { figure::numbers };
     let x = PlotAxis { title: "step".into(), scale: Scale::Whole, labels: figure::numbers };
-    let y = PlotAxis { title: "".into(), scale: Scale::Span, labels: figure::numbers };
+    let y = PlotAxis { title: "".into(), scale, labels };
     let all = || traces.iter().flat_map(|trace| trace.points.iter());
     let shown = || all().filter(|(at, value)| x.has(*at) && y.has(*value));
     let label = match shown().next() {
-        Some(_) => format!("{} by step; the table below has its numbers", chart.title),
-        None => format!("{}: no value is finite", chart.title),
+        Some(_) => format!("{title} by step; the table below has its numbers"),
+        None => format!("{title}: no value is finite"),
     };
     let (placed_x, placed_y) = (
         PlacedAxis::new(&x, shown().map(|point| point.0), 6),
@@ -142,7 +151,7 @@ pub fn draw(html: &mut Html, chart: &Chart, runs: &[RunReport]) {
     line(html, "axis", (left, bottom), (right, bottom));
     let (x_title, y_title) = (((left + right) / 2.0).to_string(), (SIZE.1 - 4.0).to_string());
     html.element("text", &[("x", &x_title), ("y", &y_title), ("text-anchor", "middle")], "step");
-    for Trace { color, class, points } in &traces {
+    for Trace { color, class, name, points } in traces {
         let class = format!("{class} c{}", color % NUM_COLORS);
         let has = |point: &(f64, f64)| x.has(point.0) && y.has(point.1);
         if class.starts_with("dot") {
@@ -165,7 +174,11 @@ pub fn draw(html: &mut Html, chart: &Chart, runs: &[RunReport]) {
                 path += "h0";
             }
         }
-        html.open("path", &[("class", &class), ("d", &path)]).close("path");
+        html.open("path", &[("class", &class), ("d", &path)]);
+        if let Some(name) = name {
+            html.element("title", &[], name);
+        }
+        html.close("path");
     }
     html.close("svg");
 }
@@ -184,10 +197,11 @@ fn traces(chart: &Chart, runs: &[RunReport]) -> Vec<Trace> {
             let Some(level) = coarsest else { continue };
             let Some(values) = level.series.get(field) else { continue };
             let class = if chart.smooth { "raw" } else { "line" };
-            traces.push(Trace { color, class, points: outline(&level.step, values) });
+            let of_run = |class, points| Trace { color, class, name: None, points };
+            traces.push(of_run(class, outline(&level.step, values)));
             if chart.smooth {
                 let points = smoothed(&level.step, values, level.rows_per_point);
-                traces.push(Trace { color, class: "line", points });
+                traces.push(of_run("line", points));
             }
         }
     }
@@ -199,8 +213,8 @@ fn traces(chart: &Chart, runs: &[RunReport]) -> Vec<Trace> {
             // Only of a few is each seen; the line shows the others.
             let stride = points.len().div_ceil(60).max(1);
             let dots = points.iter().rev().step_by(stride).copied().collect();
-            traces.push(Trace { color, class: "thin", points });
-            traces.push(Trace { color, class: "dot", points: dots });
+            let of_run = |class, points| Trace { color, class, name: None, points };
+            traces.extend([of_run("thin", points), of_run("dot", dots)]);
         }
     }
     traces

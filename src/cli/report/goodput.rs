@@ -351,6 +351,7 @@ mod tests {
             config: toml::Table::new(),
             steps: StepTable { step, columns, ..StepTable::default() },
             layers: vec![],
+            process_times: vec![],
             notes: vec![],
         }
     }

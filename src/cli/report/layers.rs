@@ -11,17 +11,24 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use super::Report;
+use super::chart::{self, Trace};
 use super::html::Html;
 use super::numbers::shown;
 use super::page::{run_heading, table};
 use crate::cli::plot::printable;
 use crate::config::open_regular;
+use crate::figure::Scale;
 use crate::observe::LayersFile;
 
 /// Most parameters: a file that is no record could have one for each line.
 const MAX_LAYERS: usize = 100_000;
 /// Most rows of a table.
 const MAX_ROWS: usize = 1000;
+/// Most parameters whose updates are kept over the run, and most curves of the chart.
+const MAX_WITH_CURVE: usize = 1000;
+const MAX_CURVES: usize = 100;
+/// Most points of a curve. Neighbours are joined beyond that.
+const MAX_POINTS: usize = 256;
 /// From this share on, an update is called large.
 const MIN_LARGE_RATIO: f64 = 0.1;
 
@@ -40,6 +47,20 @@ pub struct LayerRecord {
     min_ratio: f64,
     max_ratio: f64,
     max_ratio_step: u64,
+    /// The first parameters of a file have a curve.
+    #[serde(skip)]
+    has_curve: bool,
+    /// The largest in each of some records in a row, over the run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ratios: Vec<StepRatio>,
+}
+
+/// The largest update of a parameter in some records in a row.
+#[derive(Clone, Copy, Serialize)]
+struct StepRatio {
+    /// Of the last of the records.
+    step: u64,
+    update_ratio: f64,
 }
 
 /// A line of the file.
@@ -112,8 +133,10 @@ fn read_lines(file: impl BufRead, notes: &mut Vec<String>) -> std::io::Result<Ve
             continue;
         };
         for (name, norms) in layers {
+            let has_curve = records.len() < MAX_WITH_CURVE;
             if records.len() < MAX_LAYERS || records.contains_key(&name) {
-                records.entry(name).or_insert_with(LayerRecord::new).add(step, &norms);
+                let record = records.entry(name).or_insert_with(|| LayerRecord::new(has_curve));
+                record.add(step, &norms);
             }
         }
     }
@@ -127,8 +150,10 @@ fn read_lines(file: impl BufRead, notes: &mut Vec<String>) -> std::io::Result<Ve
 }
 
 impl LayerRecord {
-    fn new() -> Self {
+    fn new(has_curve: bool) -> Self {
         Self {
+            has_curve,
+            ratios: vec![],
             name: String::new(),
             step: 0,
             param_norm: f64::NAN,
@@ -149,6 +174,17 @@ impl LayerRecord {
         self.grad_norm = number(norms.grad_norm);
         self.update_norm = number(norms.update_norm);
         self.update_ratio = ratio;
+        if self.has_curve {
+            self.ratios.push(StepRatio { step, update_ratio: ratio });
+        }
+        if self.ratios.len() >= MAX_POINTS {
+            // `max` leaves out what is no number.
+            let join = |part: &[StepRatio]| {
+                let largest = part.iter().map(|of| of.update_ratio).fold(f64::NAN, f64::max);
+                Some(StepRatio { step: part.last()?.step, update_ratio: largest })
+            };
+            self.ratios = self.ratios.chunks(2).filter_map(join).collect();
+        }
         self.min_ratio = self.min_ratio.min(ratio);
         if ratio > self.max_ratio || self.max_ratio.is_nan() {
             (self.max_ratio, self.max_ratio_step) = (ratio, step);
@@ -170,6 +206,7 @@ pub fn layers(html: &mut Html, report: &Report) {
          learning rate fits: about 0.001 is usual, above 0.1 a step changes the layer \
          altogether. A bias that begins at 0 has large shares at first.</p>\n",
     );
+    chart_of_ratios(html, report);
     for (number, run) in report.runs.iter().enumerate() {
         run_heading(html, report, number);
         if run.layers.is_empty() {
@@ -216,6 +253,31 @@ pub fn layers(html: &mut Html, report: &Report) {
     }
 }
 
+/// The updates of parameters over the steps, a curve for each. Where there are very many, those
+/// with the largest.
+fn chart_of_ratios(html: &mut Html, report: &Report) {
+    let mut traces = vec![];
+    for (color, run) in report.runs.iter().enumerate() {
+        let with_curve = run.layers.iter().filter(|layer| layer.max_ratio.is_finite());
+        let mut largest: Vec<_> = with_curve.filter(|layer| layer.has_curve).collect();
+        largest.sort_by(|a, b| b.max_ratio.total_cmp(&a.max_ratio));
+        traces.extend(largest.into_iter().take(MAX_CURVES / report.runs.len()).map(|layer| {
+            Trace {
+                color,
+                class: "thin",
+                name: Some(layer.name.clone()),
+                points: layer.ratios.iter().map(|of| (of.step as f64, of.update_ratio)).collect(),
+            }
+        }));
+    }
+    html.open("figure", &[("class", "still")]).open("figcaption", &[]);
+    html.element("b", &[], "update_ratio").text(" ");
+    let about = "of each parameter: its update as a share of its norm, on a logarithmic axis";
+    html.element("span", &[("class", "about")], about).close("figcaption");
+    chart::picture(html, "update_ratio", Scale::Log(10.0), &traces);
+    html.close("figure").own("\n");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,5 +300,14 @@ mod tests {
         assert_eq!((record.update_ratio, record.min_ratio), (0.25, 0.25));
         assert_eq!((record.max_ratio, record.max_ratio_step), (0.5, 19));
         assert!(notes[0].contains("1 damaged lines"), "{notes:?}");
+        assert_eq!(record.ratios[1..].iter().map(|of| of.step).collect::<Vec<_>>(), [19, 29]);
+
+        // However long the run is, the curve has its largest update.
+        let lines = (0..5000).map(|step| line(step, if step == 777 { "7" } else { "0.25" }));
+        let text: String = lines.collect();
+        let [record] = &read_lines(text.as_bytes(), &mut notes).unwrap()[..] else { panic!() };
+        assert!(record.ratios.len() < MAX_POINTS, "{}", record.ratios.len());
+        assert_eq!(record.ratios.last().unwrap().step, 4999);
+        assert_eq!(record.ratios.iter().filter(|of| of.update_ratio == 7.0).count(), 1);
     }
 }

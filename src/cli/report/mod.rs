@@ -7,11 +7,13 @@
 //! page of a run that goes on, and `follow.js` loads it again.
 
 mod chart;
+mod confusion;
 mod goodput;
 mod html;
 mod layers;
 mod levels;
 mod numbers;
+mod own_times;
 mod page;
 mod percentiles;
 mod program;
@@ -19,6 +21,7 @@ mod read;
 mod sections;
 mod serve;
 mod settings;
+mod shades;
 mod verdicts;
 
 use std::path::{Path, PathBuf};
@@ -32,6 +35,7 @@ use super::args::ReportArgs;
 use super::output::OutputFile;
 use super::plot::names;
 use super::print_line;
+use crate::observe::ProcessTimes;
 use goodput::Goodput;
 use layers::LayerRecord;
 use levels::Curves;
@@ -70,6 +74,8 @@ pub struct RunReport {
     percentiles: Vec<Percentiles>,
     /// The norms of each parameter, if they are recorded.
     layers: Vec<LayerRecord>,
+    /// The times of processes, if they are recorded: of a long run means over more steps.
+    process_times: Vec<ProcessTimes>,
     /// Verdicts of the watchdog, in order.
     slow_processes: Vec<SlowRecord>,
     /// Steps between two lockstep proofs, as configured.
@@ -94,6 +100,7 @@ impl RunReport {
             proof_every: verdicts::proof_every(&run),
             curves: Curves::of(&run, num_runs),
             layers: run.layers,
+            process_times: run.process_times,
             slow_processes: run.steps.slow,
             name: run.name,
             summary: run.summary,

@@ -10,7 +10,7 @@ use super::chart::{self, Chart};
 use super::html::Html;
 use super::levels::Curves;
 use super::numbers::{count, duration, percent, shown};
-use super::{Report, RunReport, layers, program, sections};
+use super::{Report, RunReport, confusion, layers, program, sections};
 
 /// By this an earlier page is recognized.
 const MARK: &str = "<meta name=\"generator\" content=\"lockstep report\">";
@@ -337,4 +337,5 @@ fn learning(html: &mut Html, report: &Report) {
     sections::numbers_of_steps(html, report);
     layers::layers(html, report);
     sections::evaluations(html, report);
+    confusion::confusion(html, report);
 }

@@ -46,6 +46,15 @@ pub fn program(html: &mut Html, report: &Report) {
         row("bytes of temporaries", &|_, program| {
             program.temporary_bytes.map(|bytes| count(bytes as f64))
         }),
+        row("most bytes at once, by the compiler", &|_, program| {
+            program.peak_bytes.map(|bytes| count(bytes as f64))
+        }),
+        row("most bytes of a device, by the plugin", &|run, _| {
+            run.summary.get("peak_device_bytes")?.as_f64().map(count)
+        }),
+        row("most bytes of the host, by the first process", &|run, _| {
+            run.summary.get("peak_process_bytes")?.as_f64().map(count)
+        }),
     ];
     table_of_runs(html, report, rows.into_iter());
     html.own(

@@ -12,9 +12,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::layers::{self, LayerRecord};
+use super::own_times;
 use crate::cli::plot::printable;
 use crate::config::open_regular;
-use crate::observe::{GenerationStart, Jsonl, Summary};
+use crate::observe::{GenerationStart, Jsonl, ProcessTimes, Summary};
 use crate::train::CONFIG_FILE;
 
 /// Most bytes that are read of a summary or a configuration.
@@ -35,6 +36,7 @@ pub struct RunFiles {
     pub config: toml::Table,
     pub steps: StepTable,
     pub layers: Vec<LayerRecord>,
+    pub process_times: Vec<ProcessTimes>,
     /// What is missing or damaged.
     pub notes: Vec<String>,
 }
@@ -182,8 +184,10 @@ impl RunFiles {
                 StepTable::default()
             }
         };
-        let (layers, dir) = (layers::read(dir, &mut notes)?, dir.to_owned());
-        Ok(Self { name, dir, summary, config_text, config, steps, layers, notes })
+        let layers = layers::read(dir, &mut notes)?;
+        let process_times = own_times::read(dir, &mut notes)?;
+        let dir = dir.to_owned();
+        Ok(Self { name, dir, summary, config_text, config, steps, layers, process_times, notes })
     }
 
     /// A number of the summary.

@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::html::Html;
 use super::levels::CurveValues;
 use super::numbers::{count, duration, rough, shown};
+use super::own_times::own_times;
 use super::page::{run_heading, table, table_of_runs};
 use super::percentiles::Percentiles;
 use super::read::generation_starts;
@@ -174,10 +175,8 @@ pub fn processes(html: &mut Html, report: &Report) {
             table(html, &heads, slow);
         }
     }
-    html.own(
-        "<p class=\"muted\">Times of single processes, and steps that were taken again, are not \
-         recorded.</p>\n",
-    );
+    own_times(html, report);
+    html.own("<p class=\"muted\">Steps that were taken again are not recorded.</p>\n");
 }
 
 /// How generations of processes began, with those who took part.
@@ -271,8 +270,5 @@ pub fn environment(html: &mut Html, report: &Report) {
     let dirs = report.runs.iter().map(|run| Some(run.dir.clone())).collect();
     let rows = fields.into_iter().map(row).chain([("directory".to_owned(), dirs)]);
     table_of_runs(html, report, rows);
-    html.own(
-        "<p class=\"muted\">Peak memory, confusion matrices and the names of hosts are not \
-         recorded: lockstep evaluate has a confusion matrix.</p>\n",
-    );
+    html.own("<p class=\"muted\">The names of hosts are not recorded.</p>\n");
 }

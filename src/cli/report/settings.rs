@@ -93,6 +93,7 @@ mod tests {
             config: config.parse().unwrap(),
             steps: StepTable::default(),
             layers: vec![],
+            process_times: vec![],
             notes: vec![],
         };
         let runs =

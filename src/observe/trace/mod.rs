@@ -2,6 +2,7 @@
 
 mod messages;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,16 +12,20 @@ use prost::Message;
 
 use super::records::{RecordFile, ToRecord};
 use super::{
-    Error, FlushLater, LaunchMetrics, LaunchSpans, RunEvent, Sink, StepCollective, Writer, say,
+    Error, FlushLater, LaunchMetrics, LaunchSpans, OpSpan, RunEvent, Sink, StepCollective, Writer,
+    say,
 };
 use messages::{
     ClockReading, ClockSnapshot, ProcessDescriptor, TraceArg, TracePacket, TracePackets,
     TraceValue, TrackDescriptor, TrackEvent,
 };
 
+/// Most ops of a replica that are shown beside each other: more are left out.
+const MAX_OP_TRACKS: usize = 64;
+
 /// Writes when the parts of chosen steps were, as slices on tracks: what the loop of the process
-/// does, its steps, its replicas, its waits in collectives, its checkpoints. `ui.perfetto.dev`
-/// shows the file.
+/// does, its steps, its replicas and their ops, its waits in collectives, its checkpoints.
+/// `ui.perfetto.dev` shows the file.
 ///
 /// It is made when the first of the steps has ended. A file that cannot be written costs only
 /// itself: stderr says so, and the run goes on.
@@ -30,6 +35,8 @@ pub struct StepTrace {
     origin: (Instant, u64),
     /// When each track for waits is free: those of two launches may overlap.
     free_from: Vec<u64>,
+    /// The same of tracks for the ops of each replica.
+    ops_free_from: BTreeMap<usize, Vec<u64>>,
     writer: Option<Writer<RecordFile<TracePacket>>>,
     has_failed: bool,
 }
@@ -60,6 +67,8 @@ enum Track {
     Waits(usize),
     /// Of all processes.
     Replica(usize),
+    /// Ops of a replica. There may be several, because ops overlap.
+    Ops(usize, usize),
 }
 
 /// A slice on a track, from and to a time in nanoseconds.
@@ -81,7 +90,14 @@ impl StepTrace {
     pub fn new(choice: TraceChoice) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let origin = (Instant::now(), since.as_nanos() as u64);
-        Self { choice, origin, free_from: vec![], writer: None, has_failed: false }
+        Self {
+            choice,
+            origin,
+            free_from: vec![],
+            ops_free_from: BTreeMap::new(),
+            writer: None,
+            has_failed: false,
+        }
     }
 
     fn is_traced(&self, step: u64) -> bool {
@@ -155,7 +171,8 @@ impl StepTrace {
             Track::Loop => ("loop".to_owned(), 2),
             Track::Waits(_) => ("waits for others in collectives".to_owned(), 3),
             Track::Checkpoints => ("checkpoints written".to_owned(), 4),
-            Track::Replica(replica) => (format!("replica {replica}"), 5 + replica as i32),
+            Track::Replica(replica) => (format!("replica {replica}"), 5 + 2 * replica as i32),
+            Track::Ops(replica, _) => (format!("ops of replica {replica}"), 6 + 2 * replica as i32),
         };
         let track = TrackDescriptor {
             uuid: self.uuid(track),
@@ -176,6 +193,7 @@ impl StepTrace {
             Track::Checkpoints => 3,
             Track::Waits(number) => 0x10_0000 + number as u64,
             Track::Replica(replica) => 0x1000_0000 + replica as u64,
+            Track::Ops(replica, number) => 0x4000_0000 + (replica * MAX_OP_TRACKS + number) as u64,
         };
         (self.choice.process_index as u64 + 1) << 32 | own
     }
@@ -260,18 +278,49 @@ impl StepTrace {
         let mut packets = vec![];
         for span in &spans.waits {
             let (from, to) = (self.at(span.start), self.at(span.end));
-            let free = self.free_from.iter().position(|free| *free <= from);
-            let number = free.unwrap_or(self.free_from.len());
-            if number == self.free_from.len() {
-                self.free_from.push(0);
-                packets.push(self.descriptor(Track::Waits(number)));
+            let num_tracks = self.free_from.len();
+            let track = Track::Waits(free_track(&mut self.free_from, from, to));
+            if self.free_from.len() > num_tracks {
+                packets.push(self.descriptor(track));
             }
-            self.free_from[number] = to;
-            let (track, name) = (Track::Waits(number), "wait".to_owned());
+            let name = "wait".to_owned();
             slices.push(Slice { track, name, from, to, args: vec![] });
+        }
+        for OpSpan { name, replica, span, operands, bytes } in &spans.ops {
+            let (from, to) = (self.at(span.start), self.at(span.end));
+            let tracks = self.ops_free_from.entry(*replica).or_default();
+            let num_tracks = tracks.len();
+            let number = free_track(tracks, from, to);
+            let (is_new, track) = (tracks.len() > num_tracks, Track::Ops(*replica, number));
+            if number >= MAX_OP_TRACKS {
+                continue;
+            }
+            if is_new {
+                packets.push(self.descriptor(track));
+            }
+            let args = vec![
+                TraceArg::new("operands", TraceValue::Text(operands.clone())),
+                TraceArg::new("bytes", TraceValue::Count(*bytes)),
+            ];
+            slices.push(Slice { track, name: (*name).to_owned(), from, to, args });
         }
         packets.extend(slices.into_iter().flat_map(|slice| self.slice(slice)));
         packets
+    }
+}
+
+/// The first track that is free for a slice, which it has from now on. It may be one more than
+/// there were.
+fn free_track(free_from: &mut Vec<u64>, from: u64, to: u64) -> usize {
+    match free_from.iter_mut().enumerate().find(|(_, free)| **free <= from) {
+        Some((number, free)) => {
+            *free = to;
+            number
+        }
+        None => {
+            free_from.push(to);
+            free_from.len() - 1
+        }
     }
 }
 
@@ -319,7 +368,7 @@ impl Sink for StepTrace {
             RunEvent::Evaluated { eval, took, .. } if self.is_traced(eval.step) => {
                 self.ended("evaluate", *took, eval.step)
             }
-            RunEvent::LockstepProved { num_steps, took } => match num_steps.checked_sub(1) {
+            RunEvent::LockstepProved { num_steps, took, .. } => match num_steps.checked_sub(1) {
                 Some(step) if self.is_traced(step) => self.ended("compare replicas", *took, step),
                 _ => return,
             },

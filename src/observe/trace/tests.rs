@@ -37,12 +37,22 @@ fn launch(origin: Instant, at: u64, steps: Range<u64>, waits: &[Range<u64>]) -> 
         compute: span(2, 10),
         waits: waits.iter().map(|wait| span(wait.start, wait.end)).collect(),
         waited_for: vec![(0, Duration::from_millis(3))],
+        // The second begins within the first.
+        ops: [("dot_general", 2..6), ("all_reduce", 4..9), ("sum", 6..7)]
+            .map(|(name, of)| OpSpan {
+                name,
+                replica: 5,
+                span: span(of.start, of.end),
+                operands: "f32[8, 4]".to_owned(),
+                bytes: 128,
+            })
+            .into(),
     };
     let step = |step| StepMetrics { step, values: [(&LOSS, 0.5)].into_iter().collect() };
     RunEvent::Launch(LaunchMetrics {
         steps: steps.map(step).collect(),
         num_steps,
-        spans: Some(spans),
+        spans: Some(Box::new(spans)),
         ..LaunchMetrics::default()
     })
 }
@@ -129,6 +139,10 @@ fn chosen_steps_are_slices_on_tracks() {
     assert_eq!(of_track("checkpoints written"), [("write checkpoint", [25.0, 32.0])]);
     let waits = [("wait", [3.0, 5.0]), ("wait", [4.0, 6.0]), ("wait", [5.0, 7.0])];
     assert_eq!(of_track("waits for others in collectives"), waits);
+    let ops = [("dot_general", [2.0, 6.0]), ("all_reduce", [4.0, 9.0]), ("sum", [6.0, 7.0])];
+    assert_eq!(of_track("ops of replica 5")[..3], ops);
+    assert_eq!(of_track("ops of replica 5").len(), 6);
+    assert_eq!(of_track("ops of replica 4"), []);
     for replica in ["replica 4", "replica 5"] {
         let expected = [("compute steps 1 to 2", [2.0, 10.0]), ("compute step 3", [12.0, 20.0])];
         assert_eq!(of_track(replica), expected);

@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use hlo::DType;
 
 use super::abi::{self, Api};
 use super::frame;
 use super::launch::HostLaunch;
+use super::op_log::{begin_op, end_op};
 use super::site::CollectiveSite;
 use crate::pjrt::Placement;
 
@@ -74,6 +76,8 @@ pub struct HostCall {
     site: CollectiveSite,
     operands: Vec<TensorMemory>,
     results: Vec<TensorMemory>,
+    /// When it began, if that is kept.
+    begun: Option<Instant>,
     /// `None` once it has been completed.
     pending: Option<PendingCall>,
 }
@@ -100,7 +104,8 @@ impl HostCall {
         results: Vec<TensorMemory>,
         pending: PendingCall,
     ) -> Self {
-        Self { launch, replica, site, operands, results, pending: Some(pending) }
+        let begun = begin_op();
+        Self { launch, replica, site, operands, results, begun, pending: Some(pending) }
     }
 
     /// The launch's id, unique among the launches in flight of this process.
@@ -165,6 +170,9 @@ impl HostCall {
         let Some(PendingCall { api, future }) = self.pending.take() else { return };
         if let Err(reason) = result {
             self.launch.fail(reason);
+        }
+        if let (Some(begun), Some(device)) = (self.begun, self.launch.device_of(self.replica)) {
+            end_op(begun, self.site.kind.name(), device, self.operand_types());
         }
         // The program may continue on this thread.
         let _flushed = super::flush_denormals();

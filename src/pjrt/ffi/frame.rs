@@ -134,6 +134,15 @@ pub(super) unsafe fn read_kernel<'c>(frame: *mut CallFrame) -> Result<KernelCall
     }
 }
 
+/// XLA's ordinal of the device that calls, if it says.
+///
+/// # Safety
+/// `frame` must be a valid frame in the stage of execution.
+pub(super) unsafe fn device_of(frame: *mut CallFrame) -> Option<i32> {
+    // SAFETY: by this function's contract.
+    unsafe { device_ordinal(&*(*frame).api, (*frame).ctx).ok() }
+}
+
 /// The replica that calls.
 ///
 /// # Safety

@@ -10,6 +10,7 @@ use hlo::{DotDims, Threefry};
 use super::abi::{CallFrame, FfiError};
 use super::call::{self, CallBuffers, HostTensor, TensorMemory};
 use super::frame;
+use super::op_log::{begin_op, end_op};
 use super::site::Attributes;
 use super::workers::Workers;
 
@@ -47,6 +48,23 @@ pub enum Kernel {
     MaxPool(MaxPoolSite),
     /// Random bits.
     Threefry(Threefry),
+}
+
+impl Kernel {
+    /// The name in custom calls.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::DotGeneral(_) => "dot_general",
+            Self::Sum => "sum",
+            Self::Attention(site) if site.is_gradient => "attention_gradient",
+            Self::Attention(_) => "attention",
+            Self::Convolution(site) if site.is_gradient => "convolution_gradient",
+            Self::Convolution(_) => "convolution",
+            Self::MaxPool(site) if site.is_gradient => "max_pool_gradient",
+            Self::MaxPool(_) => "max_pool",
+            Self::Threefry(_) => "threefry",
+        }
+    }
 }
 
 /// A convolution of two spatial dims.
@@ -243,7 +261,14 @@ pub(super) unsafe extern "C" fn run(frame: *mut CallFrame) -> *mut FfiError {
         }
         let mut call = frame::read_kernel(frame)?;
         let kernels = KERNELS.get().ok_or("the process has no kernels")?;
-        kernels.run(&mut call).map_err(|reason| format!("{call:?}: {reason}"))
+        let begun = begin_op();
+        kernels.run(&mut call).map_err(|reason| format!("{call:?}: {reason}"))?;
+        if let Some(begun) = begun
+            && let Some(device) = frame::device_of(frame)
+        {
+            end_op(begun, call.kernel().name(), device, call.operand_types());
+        }
+        Ok(())
     }));
     match done.unwrap_or_else(|_| Err("a kernel panicked".to_owned())) {
         Ok(()) => ptr::null_mut(),

@@ -68,6 +68,12 @@ impl HostLaunch {
         found.map(|(_, replica)| *replica)
     }
 
+    /// The device that a replica runs on.
+    pub fn device_of(&self, replica: usize) -> Option<i32> {
+        let found = self.replica_of.iter().find(|(_, other)| *other == replica);
+        found.map(|(ordinal, _)| *ordinal)
+    }
+
     /// Completes all calls that wait, and those that arrive later, with an error.
     pub fn fail(&self, reason: &str) {
         if !self.has_failed.swap(true, Ordering::AcqRel) {

@@ -23,6 +23,7 @@ mod denormals;
 mod frame;
 mod kernel;
 mod launch;
+mod op_log;
 mod site;
 mod workers;
 
@@ -42,6 +43,7 @@ pub use denormals::{FlushedDenormals, flush_denormals};
 pub(super) use kernel::set as set_kernels;
 pub use kernel::{AttentionSite, ConvolutionSite, HostKernels, Kernel, KernelCall, MaxPoolSite};
 pub(super) use launch::HostLaunch;
+pub use op_log::{HostOp, keep_ops, take_ops};
 pub use site::{CollectiveKind, CollectiveSite};
 pub use workers::Workers;
 
