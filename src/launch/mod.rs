@@ -8,6 +8,7 @@
 //! The coordinator decides: it directs every supervisor to start the processes of a generation, to
 //! end them, and to end itself. A worker ends when its supervisor does, however that ends.
 
+mod snapshots;
 mod supervisor;
 mod worker;
 
@@ -49,6 +50,13 @@ pub mod variable {
     /// With `1` a process of the CPU backend says nothing of its waits in collectives, as on an
     /// accelerator, where it knows nothing of them. For tests of what is found without.
     pub const HIDE_WAITS: &str = "LOCKSTEP_HIDE_WAITS";
+    /// The numbers of the files in the supervisor that hold snapshots of the process; empty if
+    /// there are none.
+    pub const SNAPSHOT_SLOTS: &str = "LOCKSTEP_SNAPSHOT_SLOTS";
+    /// Where the supervisor serves snapshots; empty if it does not.
+    pub const SNAPSHOT_HOLDER: &str = "LOCKSTEP_SNAPSHOT_HOLDER";
+    /// Where the supervisors of all hosts do.
+    pub const SNAPSHOT_HOLDERS: &str = "LOCKSTEP_SNAPSHOT_HOLDERS";
     /// Process id of the supervisor.
     pub const SUPERVISOR: &str = "LOCKSTEP_SUPERVISOR";
 }
