@@ -614,8 +614,12 @@ fn processes_go_on_when_the_coordinator_is_started_again() {
     let mut supervisor = register(&cluster, HeldProcesses::default());
     let directive = supervisor.next_directive(5 * SECOND).unwrap();
     let place = HostPlace { first_process: 0, num_processes: 2, num_hosts: 1 };
-    let (place, holders) = (Some(place), Holders::default());
-    let start = Directive::Start { generation: 1, place, full_processes: 2, holders };
+    let start = Directive::Start {
+        generation: 1,
+        place: Some(place),
+        full_processes: 2,
+        holders: Holders::default(),
+    };
     assert_eq!(directive, Some(start));
     let sessions = cluster.join_all();
     sessions[0].put(b"kept", b"1", false).unwrap();
