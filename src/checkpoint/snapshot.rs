@@ -1,5 +1,5 @@
-//! The files of a checkpoint that is in no directory: each process writes its shard anywhere, with a
-//! description of it, and the manifest follows from all descriptions.
+//! The files of a checkpoint that is in no directory: each process writes its shard anywhere, with
+//! a description of it, and the manifest follows from all descriptions.
 
 use std::io::{self, Write};
 

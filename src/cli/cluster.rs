@@ -167,7 +167,6 @@ pub fn snapshots() -> Result<Option<SnapshotAccess>> {
         own_holder: env::var(variable::SNAPSHOT_HOLDER).unwrap_or_default(),
         holders: list(variable::SNAPSHOT_HOLDERS),
         generation: variable_as(variable::GENERATION)?.unwrap_or_default(),
-        num_local: variable_as(variable::NUM_LOCAL_PROCESSES)?.unwrap_or(1),
         job: job_name(),
         secret: Secret::from_env(variable::TOKEN)?,
     }))

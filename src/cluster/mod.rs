@@ -51,8 +51,8 @@ pub use session::{
     SupervisorSession,
 };
 pub use snapshots::{
-    HolderLink, SlotWriter, SnapshotAccess, SnapshotFile, SnapshotHolder, SnapshotId, SnapshotPart,
-    SnapshotRecord, SnapshotSet, SnapshotSlot,
+    HolderLink, LostParts, SlotWriter, SnapshotAccess, SnapshotFile, SnapshotHolder, SnapshotId,
+    SnapshotPart, SnapshotRecord, SnapshotSet, SnapshotSlot, check_memory,
 };
 pub use tls::{Tls, TlsError, TlsFiles};
 pub use watchdog::{Culprit, DEAD_AFTER, Limits, Verdict, Watchdog, WorkerName};

@@ -15,7 +15,8 @@ pub enum Wish {
 
 /// The outcome of processes that were stopped after the same step.
 pub const INTERRUPTED: &str = "interrupted";
-/// The outcome of processes that end because of [`Wish::Regroup`] or [`Wish::Grow`], and their exit code.
+/// The outcome of processes that end because of [`Wish::Regroup`] or [`Wish::Grow`], and their exit
+/// code.
 pub const REGROUP: &str = "regroup";
 /// Of no other end: `EX_TEMPFAIL`.
 pub const REGROUP_CODE: u8 = 75;

@@ -5,8 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hlo::counted;
-
 use super::LaunchOptions;
 use crate::cluster::{
     HolderLink, Secret, SnapshotHolder, SnapshotRecord, SnapshotSlot, local_address,
@@ -19,7 +17,7 @@ const POLL: Duration = Duration::from_millis(20);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The snapshots of the processes of this host. A thread sends each to the next host.
-pub(super) struct Snapshots {
+pub(super) struct SupervisorSnapshots {
     sender: Option<Arc<SnapshotSender>>,
 }
 
@@ -39,7 +37,7 @@ struct Ring {
     next: String,
 }
 
-impl Snapshots {
+impl SupervisorSnapshots {
     /// Slots for the processes of this host, served at its address on the way to the coordinator.
     /// Without them the job runs all the same.
     pub fn start(coordinator: &str, options: &LaunchOptions) -> Self {
@@ -103,6 +101,8 @@ fn send_all(sender: &Weak<SnapshotSender>) {
         let ring = sender.ring().clone();
         let next = sender.next(ring.generation).filter(|_| Instant::now() >= not_before);
         let Some((record, slot)) = next else {
+            // One over which nothing is sent for a while would be closed.
+            link = None;
             drop(sender);
             thread::sleep(POLL);
             continue;
@@ -113,11 +113,10 @@ fn send_all(sender: &Weak<SnapshotSender>) {
             not_before = Instant::now() + AGAIN;
             // The next host may be lost, and the generation end in a moment.
             if *sender.ring() == ring && std::mem::replace(&mut warned, ring.clone()) != ring {
-                let steps = counted(record.id.step as usize, "step");
                 say(&format!(
-                    "warning: the next host, {}, keeps no copy of the snapshot after {steps} \
+                    "warning: the next host, {}, keeps no copy of the snapshot after step {} \
                      ({error}); no other is taken before it does",
-                    ring.next
+                    ring.next, record.id.step
                 ));
             }
         }
@@ -190,7 +189,7 @@ mod tests {
         let (secret, job) = (Secret::new(vec![7; 32]), "job".to_owned());
         let sender =
             Arc::new(SnapshotSender { holder: holder(), secret, job, ring: Mutex::default() });
-        let snapshots = Snapshots { sender: Some(sender.clone()) };
+        let snapshots = SupervisorSnapshots { sender: Some(sender.clone()) };
         let sending = Arc::downgrade(&sender);
         let thread = thread::spawn(move || send_all(&sending));
         let [first, second] = &sender.holder.own()[0];

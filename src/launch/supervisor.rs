@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use super::snapshots::Snapshots;
+use super::snapshots::SupervisorSnapshots;
 use super::worker::{Worker, WorkerCommand, WorkerEnd, describe};
 use super::{LaunchEnd, LaunchError, LaunchOptions, Requests, variable};
 use crate::cluster::{
@@ -38,7 +38,7 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     let say_of_job = |text: &str| say(&format!("launch: {text}"));
     let overseer = Overseer::new(limits, options.record_dir.clone(), say_of_job);
     let (coordinator, address) = start_coordinator(options, overseer.clone())?;
-    let snapshots = Snapshots::start(&address, options);
+    let snapshots = SupervisorSnapshots::start(&address, options);
     let own = SupervisorOptions {
         contact: Contact {
             address: address.clone(),
@@ -241,7 +241,7 @@ struct Supervisor<'a> {
     /// On the first host.
     overseen: Option<(&'a Overseer, &'a Coordinator)>,
     news: Sender<News>,
-    snapshots: Snapshots,
+    snapshots: SupervisorSnapshots,
     /// The workers that have not ended, with their index.
     workers: Vec<(usize, Worker)>,
     generation: u64,

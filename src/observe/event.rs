@@ -90,8 +90,8 @@ pub struct GenerationStart {
     pub plugin_secs: f64,
     /// The rest until the state is there: data, programs that are traced and compiled or loaded.
     pub programs_secs: f64,
-    /// Where the state came from: the `memory` of supervisors, a `checkpoint`, or the `start` of the
-    /// run.
+    /// Where the state came from: the `memory` of supervisors, a `checkpoint`, or the `start` of
+    /// the run.
     #[serde(default)]
     pub state_from: String,
     /// The state was read.

@@ -204,7 +204,13 @@ impl Beginning {
     /// A damaged checkpoint.
     pub fn restore(&self, processes: Processes<'_>, trainer: &mut Trainer) -> Result<(), Error> {
         if let Some(checkpoint) = &self.checkpoint {
-            processes.say(&resume::restore(checkpoint, &self.differences, trainer)?);
+            let restored = resume::restore(checkpoint, &self.differences, trainer);
+            let restored = restored.map_err(|error| match self.memory {
+                // The next attempt takes another state.
+                Some(_) => Error::OtherProcess { reason: format!("the state in memory: {error}") },
+                None => error,
+            })?;
+            processes.say(&restored);
         }
         Ok(())
     }

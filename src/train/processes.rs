@@ -73,7 +73,8 @@ impl<'a> Processes<'a> {
     }
 
     /// How the generations of the job began: those in the summary of the run so far, and this one,
-    /// which is about to go on with this state, and has it from there after this time. Without supervisors there are none.
+    /// which is about to go on with this state, and has it from there after this time. Without
+    /// supervisors there are none.
     pub fn generation_starts(
         &self,
         dir: Option<&Path>,

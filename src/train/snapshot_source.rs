@@ -12,7 +12,8 @@ use super::processes::Processes;
 use crate::checkpoint::{
     self, Checkpoint, CheckpointSource, Location, Manifest, ShardDescription, SourceFile,
 };
-use crate::cluster::{SnapshotAccess, SnapshotFile, SnapshotId, SnapshotSet};
+use crate::cluster::{LostParts, SnapshotAccess, SnapshotFile, SnapshotId, SnapshotSet};
+use crate::observe::say;
 
 /// As messages and the summary name it.
 pub(super) const MEMORY: &str = "memory";
@@ -39,7 +40,7 @@ pub(super) fn newest_in_memory(
     let mut sets = None;
     for attempt in 0.. {
         let mut next = || {
-            let sets = sets.get_or_insert_with(|| access.find().into_iter());
+            let sets = sets.get_or_insert_with(|| find(access).into_iter());
             Ok(sets.next())
         };
         let set: Option<SnapshotSet> =
@@ -63,6 +64,19 @@ pub(super) fn newest_in_memory(
         }
     }
     Ok(None)
+}
+
+/// The whole states, the newest first. Says so if one was lost with its supervisors.
+fn find(access: &SnapshotAccess) -> Vec<SnapshotSet> {
+    access.find().unwrap_or_else(|LostParts { step, process }| {
+        let steps = counted(step as usize, "step");
+        let process = process.unwrap_or_default();
+        say(&format!(
+            "warning: the state in memory after {steps} is lost: no supervisor that is left holds \
+             the part of process {process}"
+        ));
+        vec![]
+    })
 }
 
 /// The process that checks a part: one on a host that has it, if there is one. `holders` are those
@@ -89,8 +103,8 @@ fn reason_of(error: &checkpoint::Error) -> String {
 fn open(access: &SnapshotAccess, set: &SnapshotSet) -> Result<Checkpoint, checkpoint::Error> {
     let place = Location::from(Path::new(MEMORY));
     let failed = |source| checkpoint::Error::Io { verb: "read", path: place.clone(), source };
-    let files = set.parts.iter().map(|part| access.open(part).map(Arc::new));
-    let files: Vec<_> = files.collect::<io::Result<_>>().map_err(failed)?;
+    let files = access.open(set).map_err(failed)?;
+    let files: Vec<_> = files.into_iter().map(Arc::new).collect();
     let described = files.iter().map(|file| describe(file));
     let described: Vec<_> = described.collect::<io::Result<_>>().map_err(failed)?;
     let names = described.iter().map(|shard| shard.file_name().to_owned()).collect();

@@ -9,6 +9,7 @@
 //! The least is lost with sqrt(2 C M) between two snapshots (Young, "A first order approximation to
 //! the optimum checkpoint interval", 1974), and M is not known: see [`MEAN_SECS_TO_FAILURE`].
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -22,7 +23,7 @@ use super::progress_record::progress_to_json;
 use super::recorder::Recorder;
 use super::{Error, Trainer};
 use crate::checkpoint::{HostLeaf, RunRecord, ShardDescription};
-use crate::cluster::{SnapshotAccess, SnapshotId, SnapshotRecord, SnapshotSlot};
+use crate::cluster::{SnapshotAccess, SnapshotId, SnapshotRecord, SnapshotSlot, check_memory};
 use crate::config::AutoOr;
 use crate::observe::FlushLater;
 
@@ -224,6 +225,25 @@ impl Snapshots {
         Ok(Some(votes))
     }
 
+    /// Finds out whether the memory of this host is enough. If not, no snapshots are taken.
+    fn check_memory(
+        &mut self,
+        processes: Processes<'_>,
+        slots: &[SnapshotSlot; 2],
+        leaves: &[HostLeaf],
+    ) -> Result<(), Error> {
+        let pieces = leaves.iter().flat_map(|leaf| &leaf.pieces);
+        let wanted: usize = pieces.map(|piece| piece.values.num_bytes()).sum();
+        let held = slots.iter().map(SnapshotSlot::held_bytes).sum();
+        let holder = self.access.own_holder.clone();
+        let own = SlotBytes { holder, wanted: wanted as u64, held };
+        let all = processes.gather("snapshot/bytes", own)?;
+        if let Err(error) = check_memory(bytes_needed(&all, &self.access.own_holder)) {
+            self.failure = Some(error.to_string());
+        }
+        Ok(())
+    }
+
     fn begin(
         &mut self,
         begun: Instant,
@@ -252,11 +272,15 @@ impl Snapshots {
             data_bytes: 0,
             meta_bytes: 0,
         };
-        // Two own ones; on hosts that are not alone also two of another host.
-        let num_slots = if self.access.holders.len() > 1 { 4 } else { 2 };
-        let num_slots = num_slots * self.access.num_local as u64;
-        let flush = recorder.flush_later();
-        let write = move || write(&slots, record, &leaves, run, flush, num_slots);
+        if self.last.is_none() {
+            self.check_memory(processes, &slots, &leaves)?;
+        }
+        let (flush, fits) = (recorder.flush_later(), self.failure.is_none());
+        let write = move || match fits {
+            true => write(&slots, record, &leaves, run, flush),
+            // All hear of it before the next one.
+            false => Ok(Duration::ZERO),
+        };
         let thread = thread::Builder::new().name("snapshot".to_owned()).spawn(write);
         let thread = thread.map_err(|source| Error::Thread { what: "takes snapshots", source })?;
         self.in_flight = Some(thread);
@@ -268,6 +292,34 @@ impl Snapshots {
     }
 }
 
+/// What the slots of a process take, and what they would.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct SlotBytes {
+    /// Where its supervisor serves them: that of its host.
+    holder: String,
+    /// A snapshot.
+    wanted: u64,
+    /// Both slots, now.
+    held: u64,
+}
+
+/// Bytes that the supervisor `own` needs beside what it has: two snapshots of each own process, and
+/// two of those of the host before, which may be any other.
+fn bytes_needed(all: &[SlotBytes], own: &str) -> u64 {
+    let mut hosts = BTreeMap::<&str, u64>::new();
+    for process in all {
+        let wanted = hosts.entry(&process.holder).or_default();
+        *wanted = wanted.saturating_add(process.wanted.saturating_mul(2));
+    }
+    let of_own = hosts.get(own).copied().unwrap_or_default();
+    let others = hosts.iter().filter(|(holder, _)| **holder != own).map(|(_, wanted)| *wanted);
+    let of_other = others.max().unwrap_or_default();
+    let held = all.iter().filter(|process| process.holder == own).map(|process| process.held);
+    // What was held for a generation before is there for the other host too.
+    let held = held.sum::<u64>().saturating_mul(if hosts.len() > 1 { 2 } else { 1 });
+    of_own.saturating_add(of_other).saturating_sub(held)
+}
+
 /// Writes a snapshot into the slot that does not hold its base. Returns the time that it took.
 fn write(
     slots: &[SnapshotSlot; 2],
@@ -275,7 +327,6 @@ fn write(
     leaves: &[HostLeaf],
     run: RunRecord,
     flush: Vec<FlushLater>,
-    num_slots: u64,
 ) -> io::Result<Duration> {
     let begun = Instant::now();
     // A run that continues from here has the metrics of all steps before.
@@ -285,9 +336,6 @@ fn write(
     }
     let holds_base = |slot: &SnapshotSlot| slot.record().is_some_and(|it| it.id == record.base);
     let slot = if holds_base(&slots[0]) { &slots[1] } else { &slots[0] };
-    let pieces = leaves.iter().flat_map(|leaf| &leaf.pieces);
-    let num_bytes: usize = pieces.map(|piece| piece.values.num_bytes()).sum();
-    slot.check_memory(num_bytes as u64, num_slots)?;
     let mut writer = slot.begin()?;
     let described = ShardDescription::write(&mut writer, record.process_index, leaves, run)?;
     let data_bytes = writer.num_bytes();
@@ -342,6 +390,20 @@ mod tests {
         // Not all have the one before.
         assert_eq!(auto(Some(100), 150, (2.0, 0.1), false), 153);
         assert_eq!(auto(None, 150, (0.0, 1.0), false), 151);
+    }
+
+    #[test]
+    fn a_host_needs_memory_for_its_own_and_for_those_of_another() {
+        let process =
+            |holder: &str, wanted, held| SlotBytes { holder: holder.to_owned(), wanted, held };
+        assert_eq!(bytes_needed(&[process("a", 10, 0), process("a", 1, 0)], "a"), 22);
+        assert_eq!(bytes_needed(&[process("a", 10, 20), process("a", 1, 0)], "a"), 2);
+        let hosts =
+            [process("a", 10, 0), process("a", 1, 0), process("b", 3, 0), process("c", 4, 0)];
+        assert_eq!(bytes_needed(&hosts, "a"), 22 + 8);
+        assert_eq!(bytes_needed(&hosts, "b"), 6 + 22);
+        let again = [process("a", 10, 20), process("b", 10, 20)];
+        assert_eq!(bytes_needed(&again, "a"), 0);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use serde::{Deserialize, Serialize};
@@ -24,8 +24,6 @@ pub struct SnapshotAccess {
     pub holders: Vec<String>,
     /// The generation of the process.
     pub generation: u64,
-    /// Processes of its host.
-    pub num_local: usize,
     /// The name of the job.
     pub job: String,
     /// What all processes share.
@@ -50,6 +48,15 @@ pub struct SnapshotPart {
     pub holders: Vec<(String, i32)>,
 }
 
+/// What is left of the newest state, if none is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LostParts {
+    /// Steps taken.
+    pub step: u64,
+    /// A process whose part nobody holds.
+    pub process: Option<usize>,
+}
+
 impl SnapshotAccess {
     /// The slots of this process; `None` if its supervisor has none for it.
     ///
@@ -61,9 +68,9 @@ impl SnapshotAccess {
         Ok(Some([open(first)?, open(second)?]))
     }
 
-    /// The whole states that supervisors hold, the newest first. One that does not answer holds
-    /// nothing.
-    pub fn find(&self) -> Vec<SnapshotSet> {
+    /// The whole states that supervisors hold, the newest first, and otherwise the processes whose
+    /// part of the newest one is lost. A supervisor that does not answer holds nothing.
+    pub fn find(&self) -> Result<Vec<SnapshotSet>, LostParts> {
         let list = |address: &String| {
             let listed = self.connect(address).and_then(|mut link| link.list());
             listed.inspect_err(|error| tracing::debug!(%address, %error, "no snapshots")).ok()
@@ -96,11 +103,21 @@ impl SnapshotAccess {
         });
     }
 
-    /// Opens a snapshot, that of the own supervisor if it has it.
+    /// Opens the snapshots of a state, those of the own supervisor where it has them. There is one
+    /// connection to each other one.
     ///
     /// # Errors
-    /// If nobody who holds it answers.
-    pub fn open(&self, part: &SnapshotPart) -> io::Result<SnapshotFile> {
+    /// If nobody who holds a part answers.
+    pub fn open(&self, set: &SnapshotSet) -> io::Result<Vec<SnapshotFile>> {
+        let mut links = BTreeMap::new();
+        set.parts.iter().map(|part| self.open_part(part, &mut links)).collect()
+    }
+
+    fn open_part(
+        &self,
+        part: &SnapshotPart,
+        links: &mut BTreeMap<String, Arc<RemoteHolder>>,
+    ) -> io::Result<SnapshotFile> {
         let record = part.record;
         let is_own = |(address, _): &&(String, i32)| *address == self.own_holder;
         if let Some((_, number)) = part.holders.iter().find(is_own)
@@ -111,10 +128,14 @@ impl SnapshotAccess {
         }
         let mut failed = io::Error::from(io::ErrorKind::NotFound);
         for (address, _) in &part.holders {
-            match self.connect(address) {
+            let link = match links.get(address) {
+                Some(link) => Ok(link.clone()),
+                None => RemoteHolder::connect(self, address).map(Arc::new),
+            };
+            match link {
                 Ok(link) => {
-                    let place = SnapshotPlace::Elsewhere(Box::new(Mutex::new(link)));
-                    return Ok(SnapshotFile { record, place });
+                    links.insert(address.clone(), link.clone());
+                    return Ok(SnapshotFile { record, place: SnapshotPlace::Elsewhere(link) });
                 }
                 Err(error) => failed = error,
             }
@@ -127,8 +148,10 @@ impl SnapshotAccess {
     }
 }
 
-/// The states of which all parts are there, the newest first.
-fn whole_sets(held: Vec<(String, Vec<(SnapshotRecord, i32)>)>) -> Vec<SnapshotSet> {
+/// The states of which all parts are there, the newest first; without one, what the newest lacks.
+fn whole_sets(
+    held: Vec<(String, Vec<(SnapshotRecord, i32)>)>,
+) -> Result<Vec<SnapshotSet>, LostParts> {
     let mut sets = BTreeMap::<(SnapshotId, usize), BTreeMap<usize, SnapshotPart>>::new();
     for (address, rows) in held {
         for (record, number) in rows {
@@ -144,10 +167,23 @@ fn whole_sets(held: Vec<(String, Vec<(SnapshotRecord, i32)>)>) -> Vec<SnapshotSe
             }
         }
     }
+    let newest = sets.last_key_value();
+    let lost = newest.map(|(&(SnapshotId { step, .. }, num_processes), parts)| {
+        let mut processes = (0..num_processes).filter(|process| !parts.contains_key(process));
+        LostParts { step, process: processes.next() }
+    });
     let whole = sets.into_iter().rev().filter(|((_, num_processes), parts)| {
         *num_processes > 0 && parts.keys().copied().eq(0..*num_processes)
     });
-    whole.map(|((id, _), parts)| SnapshotSet { id, parts: parts.into_values().collect() }).collect()
+    let set = |((id, _), parts): ((SnapshotId, usize), BTreeMap<_, _>)| SnapshotSet {
+        id,
+        parts: parts.into_values().collect(),
+    };
+    let whole: Vec<_> = whole.map(set).collect();
+    match (lost, whole.is_empty()) {
+        (Some(lost), true) => Err(lost),
+        _ => Ok(whole),
+    }
 }
 
 /// A snapshot that is read.
@@ -161,7 +197,44 @@ pub struct SnapshotFile {
 enum SnapshotPlace {
     /// In the memory of the own supervisor.
     Here(SnapshotSlot),
-    Elsewhere(Box<Mutex<HolderLink>>),
+    Elsewhere(Arc<RemoteHolder>),
+}
+
+/// A supervisor on another host. It closes connections over which nothing is asked for a while, as
+/// between the start of a process and its state.
+#[derive(Debug)]
+struct RemoteHolder {
+    address: String,
+    secret: Secret,
+    job: String,
+    link: Mutex<Option<HolderLink>>,
+}
+
+impl RemoteHolder {
+    fn connect(access: &SnapshotAccess, address: &str) -> io::Result<Self> {
+        let link = Mutex::new(Some(access.connect(address)?));
+        let (secret, job) = (access.secret.clone(), access.job.clone());
+        Ok(Self { address: address.to_owned(), secret, job, link })
+    }
+
+    fn read_exact_at(
+        &self,
+        record: &SnapshotRecord,
+        bytes: &mut [u8],
+        offset: u64,
+    ) -> io::Result<()> {
+        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mut open) = link.take()
+            && open.read_exact_at(record, bytes, offset).is_ok()
+        {
+            *link = Some(open);
+            return Ok(());
+        }
+        let mut open = HolderLink::connect(&self.address, &self.secret, &self.job)?;
+        open.read_exact_at(record, bytes, offset)?;
+        *link = Some(open);
+        Ok(())
+    }
 }
 
 impl SnapshotFile {
@@ -177,10 +250,7 @@ impl SnapshotFile {
     pub fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         match &self.place {
             SnapshotPlace::Here(slot) => slot.read_exact_at(bytes, offset),
-            SnapshotPlace::Elsewhere(link) => {
-                let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
-                link.read_exact_at(&self.record, bytes, offset)
-            }
+            SnapshotPlace::Elsewhere(holder) => holder.read_exact_at(&self.record, bytes, offset),
         }
     }
 }
@@ -216,12 +286,16 @@ mod tests {
         let third = host("c", [20, 10], 2, 1);
         let found = |held: &[&(String, Vec<_>)]| {
             let held = held.iter().map(|held| (*held).clone()).collect();
-            whole_sets(held).iter().map(|set| (set.id.generation, set.id.step)).collect::<Vec<_>>()
+            let sets = whole_sets(held).unwrap_or_default();
+            sets.iter().map(|set| (set.id.generation, set.id.step)).collect::<Vec<_>>()
         };
         assert_eq!(found(&[&first, &second, &third]), [(3, 20), (3, 10)]);
         assert_eq!(found(&[&first, &third]), [(3, 20), (3, 10)]);
         assert_eq!(found(&[&first]), []);
-        let sets = whole_sets(vec![first.clone(), third.clone()]);
+        let lost = LostParts { step: 20, process: Some(1) };
+        assert_eq!(whole_sets(vec![first.clone()]), Err(lost));
+        assert_eq!(whole_sets(vec![]), Ok(vec![]));
+        let sets = whole_sets(vec![first.clone(), third.clone()]).unwrap();
         let holders: Vec<_> = sets[0].parts.iter().map(|part| part.holders.clone()).collect();
         let at = |name: &str, number| (name.to_owned(), number);
         assert_eq!(holders, [vec![at("a", 0)], vec![at("c", 1)], vec![at("a", 2), at("c", 2)]]);

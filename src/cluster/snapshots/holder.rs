@@ -1,25 +1,29 @@
 //! What a supervisor holds: the slots of its own processes, and copies of those of another host.
 
+use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use super::link::{HolderGuest, HolderKeys, MAX_READ};
+use super::memory::check_memory;
 use super::slot::{SnapshotRecord, SnapshotSlot};
 use crate::cluster::Secret;
 use crate::cluster::messages::{
     HeldSnapshot, ReadSnapshot, SnapshotGranted, SnapshotRows, snapshot_ask, snapshot_reply,
 };
 
-/// Connections at a time, strangers in their handshake included.
-const MAX_CONNECTIONS: usize = 512;
+/// Connections at a time of those who have the token.
+const MAX_CONNECTIONS: usize = 4096;
+/// Handshakes at a time: the oldest is given up for one more.
+const MAX_HANDSHAKES: usize = 64;
+/// Of a thread that talks to one other process.
+const STACK_BYTES: usize = 256 << 10;
 /// The wait after an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A snapshot in memory, a copy of another host's included, may be written beside this many more.
-const SLOTS_TO_COME: u64 = 1;
 
 /// The snapshots of a supervisor, which it serves to those who have the token of the job.
 #[derive(Debug)]
@@ -35,6 +39,8 @@ struct Held {
     /// Of the processes of other hosts.
     copies: Mutex<Vec<Arc<SnapshotSlot>>>,
     num_connections: AtomicUsize,
+    /// Those that have not ended, by a number.
+    handshakes: Mutex<BTreeMap<u64, TcpStream>>,
     has_ended: AtomicBool,
 }
 
@@ -58,6 +64,7 @@ impl SnapshotHolder {
             own,
             copies: Mutex::default(),
             num_connections: AtomicUsize::new(0),
+            handshakes: Mutex::default(),
             has_ended: AtomicBool::new(false),
         });
         let keys = HolderKeys::new(secret, job)?;
@@ -87,25 +94,43 @@ impl SnapshotHolder {
 
 impl Held {
     fn serve(self: &Arc<Self>, listener: &TcpListener, keys: &HolderKeys) {
-        while !self.has_ended.load(Ordering::Relaxed) {
-            let Ok((stream, _)) = listener.accept() else {
+        for number in 0.. {
+            let accepted = listener.accept().and_then(|(stream, _)| {
+                let cut = stream.try_clone()?;
+                Ok((stream, cut))
+            });
+            if self.has_ended.load(Ordering::Relaxed) {
+                return;
+            }
+            let Ok((stream, cut)) = accepted else {
                 thread::sleep(PAUSE);
                 continue;
             };
-            if self.num_connections.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
-                continue;
+            let mut handshakes = self.handshakes();
+            handshakes.insert(number, cut);
+            if handshakes.len() > MAX_HANDSHAKES
+                && let Some((_, oldest)) = handshakes.pop_first()
+            {
+                // It may have gone away itself.
+                let _ = oldest.shutdown(Shutdown::Both);
             }
-            self.num_connections.fetch_add(1, Ordering::Relaxed);
+            drop(handshakes);
             let (held, keys) = (self.clone(), keys.clone());
             let talk = move || {
+                let admitted = HolderGuest::admit(&keys, stream);
+                held.handshakes().remove(&number);
                 // Who connects hears what is wrong, and says it.
-                let _ = HolderGuest::admit(&keys, stream).and_then(|guest| held.talk(guest));
-                held.num_connections.fetch_sub(1, Ordering::Relaxed);
+                let _ = admitted.and_then(|guest| held.talk(guest));
             };
-            if thread::Builder::new().name("snapshot".to_owned()).spawn(talk).is_err() {
-                self.num_connections.fetch_sub(1, Ordering::Relaxed);
+            let name = "snapshot".to_owned();
+            if thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(talk).is_err() {
+                self.handshakes().remove(&number);
             }
         }
+    }
+
+    fn handshakes(&self) -> MutexGuard<'_, BTreeMap<u64, TcpStream>> {
+        self.handshakes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn copies(&self) -> MutexGuard<'_, Vec<Arc<SnapshotSlot>>> {
@@ -119,7 +144,16 @@ impl Held {
         self.own.as_flattened().iter().filter_map(row).chain(copies).collect()
     }
 
-    fn talk(&self, mut guest: HolderGuest) -> io::Result<()> {
+    fn talk(&self, guest: HolderGuest) -> io::Result<()> {
+        let mut talked = Ok(());
+        if self.num_connections.fetch_add(1, Ordering::Relaxed) < MAX_CONNECTIONS {
+            talked = self.answer_all(guest);
+        }
+        self.num_connections.fetch_sub(1, Ordering::Relaxed);
+        talked
+    }
+
+    fn answer_all(&self, mut guest: HolderGuest) -> io::Result<()> {
         let refused = |why: String| snapshot_reply::Answer::Refused(why);
         let granted = || snapshot_reply::Answer::Granted(SnapshotGranted {});
         while let Some(ask) = guest.next()? {
@@ -209,7 +243,7 @@ impl Held {
         free.retain(|slot| Arc::strong_count(slot) == 1);
         let slot = free.pop().map_or_else(|| SnapshotSlot::create().map(Arc::new), Ok)?;
         drop(free);
-        slot.check_memory(record.num_bytes(), SLOTS_TO_COME)?;
+        check_memory(record.num_bytes().saturating_sub(slot.held_bytes()))?;
         Ok(slot)
     }
 
@@ -316,7 +350,7 @@ mod tests {
         let record = write(slot, 0, 10, 0);
         let huge = SnapshotRecord { data_bytes: u64::MAX / 4, ..record };
         let error = connect(&to).keep(&huge, slot).unwrap_err();
-        assert!(error.to_string().contains("bytes more are needed"), "{error}");
+        assert!(error.to_string().contains("snapshots need "), "{error}");
         let error = connect(&to).read_exact_at(&record, &mut [0], 0).unwrap_err();
         assert!(error.to_string().contains("not there any more"), "{error}");
     }
@@ -337,6 +371,18 @@ mod tests {
         let _ = plain.read_to_end(&mut answer);
         assert!(answer.len() < 16, "an alert at most: {answer:?}");
         assert_eq!(connect(&to).list().unwrap().len(), 1);
+    }
+
+    /// More strangers than there may be handshakes begin one, and then somebody with the token.
+    #[test]
+    fn strangers_keep_nobody_out() {
+        let to = holder(1);
+        let connect_silently = || TcpStream::connect(to.address()).unwrap();
+        let strangers: Vec<_> = (0..2 * MAX_HANDSHAKES).map(|_| connect_silently()).collect();
+        let begun = Instant::now();
+        assert!(connect(&to).list().unwrap().is_empty());
+        assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        drop(strangers);
     }
 
     /// It sends one byte of a handshake now and then.

@@ -1,11 +1,30 @@
 //! How much memory is left for snapshots.
 
 use std::fs;
+use std::io;
 use std::path::Path;
+
+/// Of the memory that is left, snapshots take no more than three quarters.
+const SHARE: (u64, u64) = (3, 4);
+
+/// Checks that there is memory for so many bytes more.
+///
+/// # Errors
+/// Says how much there is.
+pub fn check_memory(num_bytes: u64) -> io::Result<()> {
+    let Some(available) = available() else { return Ok(()) };
+    match num_bytes <= available / SHARE.1 * SHARE.0 {
+        true => Ok(()),
+        false => Err(io::Error::new(
+            io::ErrorKind::OutOfMemory,
+            format!("snapshots need {num_bytes} bytes more, and {available} are left on the host"),
+        )),
+    }
+}
 
 /// Bytes of memory that this process may still use: what the machine has, or the control group of
 /// this process if that is less. `None` if the system does not say.
-pub fn available() -> Option<u64> {
+fn available() -> Option<u64> {
     let of_machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| of_meminfo(&text));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let of_group = groups.lines().find_map(|line| line.strip_prefix("0::/")).and_then(|group| {
@@ -31,6 +50,13 @@ fn left_in_group(folder: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        check_memory(1 << 20).unwrap();
+        let error = check_memory(u64::MAX / 8).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+    }
 
     #[test]
     fn what_the_system_says_is_read() {

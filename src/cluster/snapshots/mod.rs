@@ -24,7 +24,8 @@ mod link;
 mod memory;
 mod slot;
 
-pub use access::{SnapshotAccess, SnapshotFile, SnapshotPart, SnapshotSet};
+pub use access::{LostParts, SnapshotAccess, SnapshotFile, SnapshotPart, SnapshotSet};
 pub use holder::SnapshotHolder;
 pub use link::HolderLink;
+pub use memory::check_memory;
 pub use slot::{SlotWriter, SnapshotId, SnapshotRecord, SnapshotSlot};

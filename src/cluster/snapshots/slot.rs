@@ -10,7 +10,6 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::memory;
 use crate::cluster::messages::SnapshotRow;
 
 /// The values begin here.
@@ -19,8 +18,6 @@ const DATA_START: u64 = 4096;
 const COPIED_START: u64 = 2048;
 /// Records are shorter.
 const MAX_RECORD: usize = 1024;
-/// Of the memory that is left, snapshots take no more than three quarters.
-const MEMORY_SHARE: (u64, u64) = (3, 4);
 
 /// Which state a snapshot is a part of. The largest is the newest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -141,22 +138,9 @@ impl SnapshotSlot {
         Ok(SlotWriter { slot: self, end: DATA_START })
     }
 
-    /// Checks that there is memory for `num_bytes` in each of `num_slots` slots like this one.
-    ///
-    /// # Errors
-    /// Says how much is missing.
-    pub fn check_memory(&self, num_bytes: u64, num_slots: u64) -> io::Result<()> {
-        let held = self.file.metadata()?.len();
-        let more = num_bytes.saturating_sub(held).saturating_mul(num_slots);
-        let Some(available) = memory::available() else { return Ok(()) };
-        let most = available / MEMORY_SHARE.1 * MEMORY_SHARE.0;
-        match more <= most {
-            true => Ok(()),
-            false => Err(io::Error::new(
-                ErrorKind::OutOfMemory,
-                format!("{more} bytes more are needed for it, and {available} are left"),
-            )),
-        }
+    /// Bytes of memory that it takes.
+    pub fn held_bytes(&self) -> u64 {
+        self.file.metadata().map_or(0, |metadata| metadata.len())
     }
 
     /// `true` if the next host has a copy of this snapshot, or there is no other host.
@@ -302,14 +286,5 @@ mod tests {
             slot.file.write_all_at(&byte, offset).unwrap();
         }
         assert_eq!(slot.record(), Some(record(7)));
-    }
-
-    #[test]
-    fn what_does_not_fit_into_the_memory_is_refused() {
-        let slot = SnapshotSlot::create().unwrap();
-        slot.check_memory(1 << 20, 4).unwrap();
-        let error = slot.check_memory(u64::MAX / 8, 4).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-        assert!(error.to_string().contains("bytes more are needed"), "{error}");
     }
 }
