@@ -13,6 +13,8 @@ use crate::observe::say;
 
 /// How often slots are looked at.
 const POLL: Duration = Duration::from_millis(20);
+/// So many attempts to send a copy fail before that is said.
+const ATTEMPTS: u32 = 3;
 /// The wait after the next host could not keep a copy.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -96,7 +98,7 @@ impl SnapshotSender {
 /// Sends a copy of each snapshot to the next host, as long as the supervisor runs.
 fn send_all(sender: &Weak<SnapshotSender>) {
     let mut link: Option<(Ring, HolderLink)> = None;
-    let (mut warned, mut not_before) = (Ring::default(), Instant::now());
+    let (mut failed, mut not_before) = ((Ring::default(), 0), Instant::now());
     while let Some(sender) = sender.upgrade() {
         let ring = sender.ring().clone();
         let next = sender.next(ring.generation).filter(|_| Instant::now() >= not_before);
@@ -108,17 +110,21 @@ fn send_all(sender: &Weak<SnapshotSender>) {
             continue;
         };
         let copied = send(&sender, &ring, &mut link, &record, slot);
-        if let Err(error) = copied {
-            link = None;
-            not_before = Instant::now() + AGAIN;
-            // The next host may be lost, and the generation end in a moment.
-            if *sender.ring() == ring && std::mem::replace(&mut warned, ring.clone()) != ring {
-                say(&format!(
-                    "warning: the next host, {}, keeps no copy of the snapshot after step {} \
-                     ({error}); no other is taken before it does",
-                    ring.next, record.id.step
-                ));
-            }
+        let Err(error) = copied else {
+            failed.1 = 0;
+            continue;
+        };
+        link = None;
+        not_before = Instant::now() + AGAIN;
+        // A host that is lost ends the generation in a moment: that is no news of its own.
+        let num_before = if failed.0 == ring { failed.1 } else { 0 };
+        failed = (ring.clone(), num_before + 1);
+        if failed.1 == ATTEMPTS {
+            say(&format!(
+                "warning: the next host, {}, keeps no copy of the snapshot after step {} \
+                 ({error}); no other is taken before it does",
+                ring.next, record.id.step
+            ));
         }
     }
 }
