@@ -24,6 +24,7 @@ mod objects;
 mod read;
 mod regions;
 mod shard;
+mod snapshot;
 mod source;
 mod together;
 mod write;
@@ -39,6 +40,7 @@ pub use manifest::{
 };
 pub use read::Checkpoint;
 pub use shard::{SavedShard, safetensors_dtype};
+pub use snapshot::ShardDescription;
 pub use source::{CheckpointSource, LocalSource, SourceFile};
 pub use together::{OtherProcesses, ShardPlace};
 pub use write::save;

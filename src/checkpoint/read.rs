@@ -207,11 +207,20 @@ impl Checkpoint {
     /// # Errors
     /// The first damage in the order of the leaves, or a file that cannot be read.
     pub fn verify(&self) -> Result<(), Error> {
+        self.verify_files(|_| true)
+    }
+
+    /// As [`Self::verify`], but only the files with these indices.
+    ///
+    /// # Errors
+    /// As [`Self::verify`].
+    pub fn verify_files(&self, is_wanted: impl Fn(usize) -> bool) -> Result<(), Error> {
         let pieces = self
             .manifest
             .leaves
             .iter()
-            .flat_map(|leaf| leaf.pieces.iter().map(move |piece| (leaf, piece)));
+            .flat_map(|leaf| leaf.pieces.iter().map(move |piece| (leaf, piece)))
+            .filter(|(_, piece)| is_wanted(piece.file));
         let windows: Vec<_> = pieces
             .flat_map(|(leaf, piece)| {
                 let windows = self.stored(piece).all_windows();

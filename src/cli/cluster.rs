@@ -11,10 +11,13 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::launch::job_name;
 use super::place::{self, Fault, OwnPlace, Weight};
 use crate::checkpoint;
 use crate::cluster::environment::Environment;
-use crate::cluster::{Cause, INTERRUPTED, Member, MemberOptions, REGROUP, TlsFiles};
+use crate::cluster::{
+    Cause, INTERRUPTED, Member, MemberOptions, REGROUP, Secret, SnapshotAccess, TlsFiles,
+};
 use crate::config::{Backend, Config, LinkSecurity, OnSlow};
 use crate::launch::variable;
 use crate::observe::{Status, say};
@@ -53,7 +56,7 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
     let dead_after = Duration::from_secs_f64(cluster.dead_after_secs);
     let member = Member::join(MemberOptions {
         coordinator,
-        job: env::var(variable::JOB).unwrap_or_else(|_| "lockstep".to_owned()),
+        job: job_name(),
         secret,
         tls,
         has_plain_links: cluster.links == LinkSecurity::Plain,
@@ -149,6 +152,25 @@ fn fail(member: Member, failure: &Error) {
 pub fn start_within() -> Result<Option<Duration>> {
     let secs = variable_as::<f64>(variable::START_WITHIN_SECS)?;
     Ok(secs.and_then(|secs| Duration::try_from_secs_f64(secs).ok()))
+}
+
+/// The snapshots that the supervisor of this process holds, if it has one.
+pub fn snapshots() -> Result<Option<SnapshotAccess>> {
+    let Some(supervisor) = variable_as(variable::SUPERVISOR)? else { return Ok(None) };
+    let list = |name| -> Vec<String> {
+        let text = env::var(name).unwrap_or_default();
+        text.split(',').filter(|part| !part.is_empty()).map(str::to_owned).collect()
+    };
+    let slots = list(variable::SNAPSHOT_SLOTS);
+    Ok(Some(SnapshotAccess {
+        supervisor,
+        slots: slots.iter().filter_map(|number| number.parse().ok()).collect(),
+        own_holder: env::var(variable::SNAPSHOT_HOLDER).unwrap_or_default(),
+        holders: list(variable::SNAPSHOT_HOLDERS),
+        generation: variable_as(variable::GENERATION)?.unwrap_or_default(),
+        job: job_name(),
+        secret: Secret::from_env(variable::TOKEN)?,
+    }))
 }
 
 fn variable_as<T: FromStr>(name: &str) -> Result<Option<T>> {

@@ -37,7 +37,9 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     };
     let member = cluster::join(&loaded.config)?;
     let patience = cluster::start_within()?.unwrap_or(PATIENCE);
-    let mut options = Options { started, out, overwrite, init, resume, patience, stop, member };
+    let snapshots = cluster::snapshots()?;
+    let mut options =
+        Options { started, out, overwrite, init, resume, patience, stop, member, snapshots };
     let trained = train::train(&loaded.job(), &options);
     let is_regrouping = options.stop.is_regrouping();
     let is_first = options.member.as_ref().is_none_or(|member| member.process().index == 0);

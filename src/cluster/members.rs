@@ -61,6 +61,15 @@ pub struct SlowPeer {
     pub text: String,
 }
 
+/// Where the supervisors of a job serve snapshots.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holders {
+    /// The addresses of all that are there, `HOST:PORT`.
+    pub addresses: Vec<String>,
+    /// That of the next host of the generation, which keeps copies; empty if there is none.
+    pub next: String,
+}
+
 /// What a supervisor is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Directive {
@@ -72,6 +81,8 @@ pub enum Directive {
         place: Option<HostPlace>,
         /// Processes of the job with all its hosts.
         full_processes: usize,
+        /// Where supervisors serve snapshots.
+        holders: Holders,
     },
     /// End its processes (SIGKILL), and report each.
     Kill {
@@ -153,11 +164,13 @@ impl SlowPeer {
 impl Directive {
     pub(super) fn to_row(&self) -> DirectiveRow {
         let kind = match self.clone() {
-            Self::Start { generation, place, full_processes } => {
+            Self::Start { generation, place, full_processes, holders } => {
                 DirectiveKind::Start(wire::StartProcesses {
                     generation,
                     place: place.map(HostPlace::to_row),
                     full_processes: index(full_processes),
+                    snapshot_holders: holders.addresses,
+                    next_holder: holders.next,
                 })
             }
             Self::Kill { generation, reason } => {
@@ -172,10 +185,12 @@ impl Directive {
 
     pub(super) fn from_row(row: DirectiveRow) -> Option<Self> {
         Some(match row.kind? {
-            DirectiveKind::Start(wire::StartProcesses { generation, place, full_processes }) => {
-                let place = place.as_ref().map(HostPlace::from);
-                Self::Start { generation, place, full_processes: full_processes as usize }
-            }
+            DirectiveKind::Start(start) => Self::Start {
+                generation: start.generation,
+                place: start.place.as_ref().map(HostPlace::from),
+                full_processes: start.full_processes as usize,
+                holders: Holders { addresses: start.snapshot_holders, next: start.next_holder },
+            },
             DirectiveKind::Kill(wire::Kill { generation, reason }) => {
                 Self::Kill { generation, reason }
             }

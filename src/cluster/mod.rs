@@ -9,6 +9,7 @@
 //! | [`Member`] | a process of a job: its session, and its connections to the others |
 //! | [`Rendezvous`] | collectives that processes compute, connected by [`Links`] |
 //! | [`Watchdog`], [`FlightRecorder`] | who is dead, stuck or slow, and what each did last |
+//! | [`SnapshotHolder`], [`SnapshotAccess`] | snapshots of the state in the memory of supervisors |
 //! | [`device_order`] | which device runs which replica |
 
 pub mod awake;
@@ -28,6 +29,7 @@ mod report;
 mod roster;
 mod secret;
 mod session;
+mod snapshots;
 mod tls;
 mod token_tls;
 mod watchdog;
@@ -38,7 +40,7 @@ pub use device_order::{PlacedDevice, device_order, fsdp_line};
 pub use flight_recorder::FlightRecorder;
 pub use host_collectives::{LastProcess, LaunchWaits, LinkError, LinkOptions, Links, Rendezvous};
 pub use member::{Member, MemberError, MemberOptions};
-pub use members::{Directive, Formation, GenerationEnd, Peer, SlowPeer};
+pub use members::{Directive, Formation, GenerationEnd, Holders, Peer, SlowPeer};
 pub use overseer::Overseer;
 pub use own_host::{Whereabouts, host_name, local_address};
 pub use report::{Phase, PhaseChange, ProbeTime, Report, SlowCause, StepTimes, thin};
@@ -47,6 +49,10 @@ pub use secret::{Secret, SecretError, random_bytes};
 pub use session::{
     Cause, Contact, Error, HeldProcesses, JoinOptions, Session, SupervisorOptions,
     SupervisorSession,
+};
+pub use snapshots::{
+    HolderLink, LostParts, SlotWriter, SnapshotAccess, SnapshotFile, SnapshotHolder, SnapshotId,
+    SnapshotPart, SnapshotRecord, SnapshotSet, SnapshotSlot, check_memory,
 };
 pub use tls::{Tls, TlsError, TlsFiles};
 pub use watchdog::{Culprit, DEAD_AFTER, Limits, Verdict, Watchdog, WorkerName};

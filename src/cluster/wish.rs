@@ -9,11 +9,14 @@ pub enum Wish {
     Stop,
     /// Save a checkpoint and end this process: the run goes on in processes of other hosts.
     Regroup,
+    /// As [`Self::Regroup`], while all hosts stay: a snapshot in their memory will do.
+    Grow,
 }
 
 /// The outcome of processes that were stopped after the same step.
 pub const INTERRUPTED: &str = "interrupted";
-/// The outcome of processes that end because of [`Wish::Regroup`], and their exit code.
+/// The outcome of processes that end because of [`Wish::Regroup`] or [`Wish::Grow`], and their exit
+/// code.
 pub const REGROUP: &str = "regroup";
 /// Of no other end: `EX_TEMPFAIL`.
 pub const REGROUP_CODE: u8 = 75;
@@ -39,10 +42,12 @@ impl Wish {
             Self::Save => 1,
             Self::Stop => 2,
             Self::Regroup => 3,
+            Self::Grow => 4,
         }
     }
 
     pub(super) fn from_code(code: u32) -> Option<Self> {
-        [Self::Save, Self::Stop, Self::Regroup].into_iter().find(|wish| wish.code() == code)
+        let all = [Self::Save, Self::Stop, Self::Regroup, Self::Grow];
+        all.into_iter().find(|wish| wish.code() == code)
     }
 }

@@ -8,6 +8,7 @@
 //! The coordinator decides: it directs every supervisor to start the processes of a generation, to
 //! end them, and to end itself. A worker ends when its supervisor does, however that ends.
 
+mod snapshots;
 mod supervisor;
 mod worker;
 
@@ -52,6 +53,13 @@ pub mod variable {
     /// For the process whose block the supervisor shows on its terminal: the supervisor's process
     /// id. What the process itself starts may inherit the variable, but has another parent.
     pub const SHOWN_BY: &str = "LOCKSTEP_SHOWN_BY";
+    /// The numbers of the files in the supervisor that hold snapshots of the process; empty if
+    /// there are none.
+    pub const SNAPSHOT_SLOTS: &str = "LOCKSTEP_SNAPSHOT_SLOTS";
+    /// Where the supervisor serves snapshots; empty if it does not.
+    pub const SNAPSHOT_HOLDER: &str = "LOCKSTEP_SNAPSHOT_HOLDER";
+    /// Where the supervisors of all hosts do.
+    pub const SNAPSHOT_HOLDERS: &str = "LOCKSTEP_SNAPSHOT_HOLDERS";
     /// Process id of the supervisor.
     pub const SUPERVISOR: &str = "LOCKSTEP_SUPERVISOR";
 }

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use super::snapshots::SupervisorSnapshots;
 use super::worker::{Worker, WorkerCommand, WorkerEnd, describe};
 use super::{LaunchEnd, LaunchError, LaunchOptions, Requests, variable};
 use crate::cluster::{
-    self, Contact, Coordinator, CoordinatorOptions, Directive, HeldProcesses, HostPlace,
+    self, Contact, Coordinator, CoordinatorOptions, Directive, HeldProcesses, Holders, HostPlace,
     INTERRUPTED, Limits, Overseer, SupervisorOptions, SupervisorSession, Tls, TlsError, awake,
     ends_well, host_name, random_bytes,
 };
@@ -37,6 +38,7 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     let say_of_job = |text: &str| say(&format!("launch: {text}"));
     let overseer = Overseer::new(limits, options.record_dir.clone(), say_of_job);
     let (coordinator, address) = start_coordinator(options, overseer.clone())?;
+    let snapshots = SupervisorSnapshots::start(&address, options);
     let own = SupervisorOptions {
         contact: Contact {
             address: address.clone(),
@@ -49,6 +51,7 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         host: host_name(),
         host_index: options.host_index,
         num_local: options.num_local,
+        snapshot_address: snapshots.address(),
         held: HeldProcesses::default(),
         deadline: options.start_within,
     };
@@ -66,6 +69,7 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         session,
         overseen: coordinator.as_ref().map(|coordinator| (&*overseer, coordinator)),
         news,
+        snapshots,
         workers: vec![],
         generation: 0,
         place: None,
@@ -239,6 +243,7 @@ struct Supervisor<'a> {
     /// On the first host.
     overseen: Option<(&'a Overseer, &'a Coordinator)>,
     news: Sender<News>,
+    snapshots: SupervisorSnapshots,
     /// The workers that have not ended, with their index.
     workers: Vec<(usize, Worker)>,
     generation: u64,
@@ -270,9 +275,12 @@ impl Supervisor<'_> {
             let Ok(news) = received.recv_timeout(POLL) else { continue };
             match news {
                 News::Ended(end) => self.ended(&end),
-                News::Directive(Directive::Start { generation, place, full_processes }) => {
-                    self.start(generation, place, full_processes)?;
-                }
+                News::Directive(Directive::Start {
+                    generation,
+                    place,
+                    full_processes,
+                    holders,
+                }) => self.start(generation, place, full_processes, &holders)?,
                 News::Directive(Directive::Kill { .. }) => {
                     self.kill_at = Some(Instant::now() + GRACE);
                 }
@@ -349,6 +357,7 @@ impl Supervisor<'_> {
         generation: u64,
         place: Option<HostPlace>,
         full_processes: usize,
+        holders: &Holders,
     ) -> Result<(), LaunchError> {
         // Of a generation that went on without this host.
         self.kill();
@@ -368,6 +377,7 @@ impl Supervisor<'_> {
         }
         (self.generation, self.place) = (generation, place);
         self.ended_well.clear();
+        self.snapshots.follow(generation, &holders.next);
         let ends = self.forward_ends();
         for process_index in processes {
             let mut environment = vec![
@@ -381,6 +391,9 @@ impl Supervisor<'_> {
                 (variable::JOB, self.options.job.clone()),
                 (variable::TOKEN, self.options.secret.hex()),
                 (variable::SUPERVISOR, std::process::id().to_string()),
+                (variable::SNAPSHOT_SLOTS, self.snapshots.slots(process_index - first_process)),
+                (variable::SNAPSHOT_HOLDER, self.own.snapshot_address.clone()),
+                (variable::SNAPSHOT_HOLDERS, holders.addresses.join(",")),
             ];
             if process_index == 0 && draws_block() {
                 environment.push((variable::SHOWN_BY, std::process::id().to_string()));

@@ -92,7 +92,11 @@ pub struct GenerationStart {
     pub plugin_secs: f64,
     /// The rest until the state is there: data, programs that are traced and compiled or loaded.
     pub programs_secs: f64,
-    /// The state came from the checkpoint.
+    /// Where the state came from: the `memory` of supervisors, a `checkpoint`, or the `start` of
+    /// the run.
+    #[serde(default)]
+    pub state_from: String,
+    /// The state was read.
     pub state_secs: f64,
     /// From there until the first launch has ended; `null` if it has not.
     pub first_step_secs: Option<f64>,

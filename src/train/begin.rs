@@ -6,19 +6,24 @@ use hlo::{LeafSpec, Tree, counted};
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint_writer::CheckpointWriter;
-use super::checkpoints::{self, Saver};
+use super::checkpoints::{self, Saver, run_record};
 use super::processes::Processes;
 use super::recorder::Recorder;
 use super::resume::{self, Differences, Now};
 use super::run_dir::{self, Existing, RunDir, RunDirError};
+use super::snapshot_source::{MEMORY, MemoryState, newest_in_memory};
+use super::snapshots::Snapshots;
 use super::{Error, Job, Options, Resume, Run, Trainer};
 use crate::checkpoint::{self, Checkpoint, CheckpointDir, DataRecord, Location};
+use crate::cluster::SnapshotId;
 use crate::config::{CheckpointConfig, Config};
 
 /// Where a run begins. The directories that it writes into are locked, but not changed.
 pub(super) struct Beginning {
-    /// The checkpoint that it continues from.
+    /// The checkpoint that it continues from, on disk or in the memory of supervisors.
     pub checkpoint: Option<Checkpoint>,
+    /// That of a state in memory.
+    memory: Option<SnapshotId>,
     /// How it differs from the run in the checkpoint.
     differences: Differences,
     /// Its data.
@@ -32,8 +37,12 @@ pub(super) struct Beginning {
 /// The decision of the first process about the beginning.
 #[derive(Clone, Serialize, Deserialize)]
 struct Decision {
-    /// The checkpoint that the run continues from.
+    /// The checkpoint on disk that the run continues from.
     checkpoint: Option<String>,
+    /// It continues from the state in memory instead.
+    is_from_memory: bool,
+    /// Steps after which its newest checkpoint on disk was saved.
+    saved_step: Option<u64>,
     /// `true` if the run continues the one in its directories. Otherwise it is a new one, or a
     /// branch of another.
     continues: bool,
@@ -53,19 +62,29 @@ impl Beginning {
         now: Now<'_>,
     ) -> Result<(Self, Option<RunDir>), Error> {
         const WHAT: &str = "beginning";
+        let access = options.snapshots.as_ref().filter(|_| options.resume == Resume::Newest);
+        let memory = newest_in_memory(access, processes)?;
         if processes.is_first() {
-            let found = Self::find(config, options, now);
+            let found = Self::find(config, options, now, memory);
             let (beginning, dir) = found.map_err(|error| after_failures(error, processes))?;
+            if let Some(access) = access.filter(|access| access.generation > 1) {
+                let step = beginning.checkpoint.as_ref().map_or(0, |from| from.run().step);
+                access.forget_after(step);
+            }
             processes.decided_by_first(WHAT, || Ok(beginning.decision.clone()))?;
             return Ok((beginning, dir));
         }
         let unreachable = || unreachable!("the first process decides");
         let decision: Decision = processes.decided_by_first(WHAT, unreachable)?;
-        let checkpoint = decision.checkpoint.as_ref().map(|path| Checkpoint::open(Path::new(path)));
-        let checkpoint = checkpoint.transpose()?;
+        let memory = memory.filter(|_| decision.is_from_memory);
+        let (checkpoint, memory) = match (memory, &decision.checkpoint) {
+            (Some(MemoryState { id, checkpoint }), _) => (Some(checkpoint), Some(id)),
+            (None, Some(path)) => (Some(Checkpoint::open(Path::new(path))?), None),
+            (None, None) => (None, None),
+        };
         let differences = Differences::of(checkpoint.as_ref(), now)?;
         let data = now.data.clone();
-        Ok((Self { checkpoint, differences, data, place: None, decision }, None))
+        Ok((Self { checkpoint, memory, differences, data, place: None, decision }, None))
     }
 
     /// Finds the checkpoint to continue from, and claims the output directory and the directory of
@@ -78,6 +97,7 @@ impl Beginning {
         config: &Config,
         options: &Options,
         now: Now<'_>,
+        memory: Option<MemoryState>,
     ) -> Result<(Self, Option<RunDir>), Error> {
         let out = options.out.as_deref();
         let place = checkpoints::place(&config.checkpoint, out);
@@ -89,12 +109,23 @@ impl Beginning {
             let dirs: Vec<&Path> = out.into_iter().chain(kept).collect();
             run_dir::wait_until_free(&dirs, options.patience, &options.stop)?;
         }
-        let checkpoint = options.resume.find(place.as_ref(), config.checkpoint.on_damaged)?;
+        let newest = match &memory {
+            None => None,
+            Some(_) => place.as_ref().map(CheckpointDir::list).transpose()?,
+        };
+        let newest = newest.and_then(|all| all.last().map(|newest| newest.step));
+        // A checkpoint on disk is used only if it is newer.
+        let memory = memory.filter(|state| newest <= Some(state.id.step));
+        let (checkpoint, memory) = match memory {
+            Some(MemoryState { id, checkpoint }) => (Some(checkpoint), Some(id)),
+            None => (options.resume.find(place.as_ref(), config.checkpoint.on_damaged)?, None),
+        };
         let is_outside = checkpoints::is_outside(&config.checkpoint);
         let is_its_own = |out| !is_outside || run_dir::may_be_run_of(out, config);
         let continues = checkpoint.as_ref().zip(place.as_ref());
-        let continues = continues.is_some_and(|(checkpoint, place)| checkpoint.is_in(place))
-            && out.is_none_or(is_its_own);
+        let continues = memory.is_some()
+            || continues.is_some_and(|(checkpoint, place)| checkpoint.is_in(place))
+                && out.is_none_or(is_its_own);
         if let (Resume::Newest, false, Some(dir)) = (&options.resume, continues, out) {
             let (dir, differences) = (dir.to_owned(), run_dir::differences(dir, config));
             if !differences.is_empty() {
@@ -131,14 +162,21 @@ impl Beginning {
             }
             location => location.to_string(),
         };
+        let on_disk = checkpoint.as_ref().filter(|_| memory.is_none());
+        let saved_step = match memory {
+            Some(_) => newest,
+            None => on_disk.filter(|_| continues).map(|checkpoint| checkpoint.run().step),
+        };
         let decision = Decision {
-            checkpoint: checkpoint.as_ref().map(absolute),
+            checkpoint: on_disk.map(absolute),
+            is_from_memory: memory.is_some(),
+            saved_step,
             continues,
             saves: place.is_some(),
         };
         let place = place.map(|place| (place, claimed));
         let data = now.data.clone();
-        Ok((Self { checkpoint, differences, data, place, decision }, dir))
+        Ok((Self { checkpoint, memory, differences, data, place, decision }, dir))
     }
 
     /// Says how the run differs from the one that it continues. Before it is compiled, which takes
@@ -166,9 +204,43 @@ impl Beginning {
     /// A damaged checkpoint.
     pub fn restore(&self, processes: Processes<'_>, trainer: &mut Trainer) -> Result<(), Error> {
         if let Some(checkpoint) = &self.checkpoint {
-            processes.say(&resume::restore(checkpoint, &self.differences, trainer)?);
+            let restored = resume::restore(checkpoint, &self.differences, trainer);
+            let restored = restored.map_err(|error| match self.memory {
+                // The next attempt takes another state.
+                Some(_) => Error::OtherProcess { reason: format!("the state in memory: {error}") },
+                None => error,
+            })?;
+            processes.say(&restored);
         }
         Ok(())
+    }
+
+    /// `memory` or `checkpoint`, where the state comes from, or `start`.
+    pub fn state_from(&self) -> &'static str {
+        match (self.memory, &self.checkpoint) {
+            (Some(_), _) => MEMORY,
+            (None, Some(_)) => "checkpoint",
+            (None, None) => "start",
+        }
+    }
+
+    /// Takes snapshots of the run from its first step on, if it goes on by itself after a failure.
+    pub fn snapshots(
+        &self,
+        (job, options): (&Job<'_>, &Options),
+        run: &Run,
+        trainer: &Trainer,
+        resolved: &str,
+    ) -> Option<Snapshots> {
+        let access = options.snapshots.as_ref().filter(|_| options.resume == Resume::Newest);
+        let record = run_record(job, run, trainer, (resolved, self.data.clone()));
+        Snapshots::new(
+            access,
+            job.config.checkpoint.snapshot_every_steps,
+            (record, run.length.steps_per_epoch()),
+            self.memory,
+            trainer.steps_taken(),
+        )
     }
 
     /// Saves the checkpoints of the run from its first step on. Those of later steps are removed.
@@ -205,8 +277,11 @@ impl Beginning {
             },
             (None, None) => return Ok(None),
         };
-        let saved = self.decision.continues.then_some(trainer.steps_taken());
-        Ok(Some(Saver::new(shards, job, run, trainer, (resolved, self.data), saved)))
+        let record = run_record(job, run, trainer, (resolved, self.data));
+        let mut saver = Saver::new(shards, job, run, (record, self.decision.saved_step));
+        // A branch of another run has no checkpoint of its own yet.
+        saver.saves_first = trainer.steps_taken() > 0 && !self.decision.continues;
+        Ok(Some(saver))
     }
 }
 

@@ -40,6 +40,8 @@ pub(super) struct Saver {
     keep: usize,
     keep_every: u64,
     keep_best: bool,
+    /// One is saved before the first step.
+    pub saves_first: bool,
     /// The record of the run in all of its checkpoints.
     run: RunRecord,
     steps_per_epoch: Option<u64>,
@@ -51,39 +53,22 @@ pub(super) struct Saver {
 }
 
 impl Saver {
-    /// A saver for a run with an initialized or restored state. The run's newest checkpoint is
-    /// after `last_step` steps.
+    /// A saver for a run with this record. The run's newest checkpoint is after `last_step` steps.
     pub fn new(
         shards: CheckpointWriter,
         job: &Job<'_>,
         run: &Run,
-        trainer: &Trainer,
-        (resolved, data): (&str, DataRecord),
-        last_step: Option<u64>,
+        (record, last_step): (RunRecord, Option<u64>),
     ) -> Self {
         let config = &job.config.checkpoint;
-        let mesh = MeshConfig::AXES.map(|axis| (axis.name().to_owned(), run.plan.mesh.size(axis)));
-        let device = trainer.client().devices().first().map(|device| device.kind.clone());
         Self {
             shards,
             every: (config.every_secs > 0).then(|| Duration::from_secs(config.every_secs)),
             keep: config.keep,
             keep_every: config.keep_every,
             keep_best: config.keep_best,
-            run: RunRecord {
-                global_batch: run.batch.global_batch(),
-                seed: job.config.train.seed,
-                mesh: BTreeMap::from(mesh),
-                num_replicas: run.plan.mesh.num_replicas(),
-                num_processes: trainer.num_processes(),
-                config: resolved.to_owned(),
-                data: Some(data),
-                program: trainer.program_key().to_owned(),
-                backend: job.config.device.backend.to_string(),
-                device: device.unwrap_or_default(),
-                lockstep: env!("CARGO_PKG_VERSION").to_owned(),
-                ..RunRecord::default()
-            },
+            saves_first: false,
+            run: record,
             steps_per_epoch: run.length.steps_per_epoch(),
             in_flight: None,
             last: Instant::now(),
@@ -190,6 +175,31 @@ impl Saver {
     }
 }
 
+/// What all checkpoints and snapshots of a run say about it.
+pub(super) fn run_record(
+    job: &Job<'_>,
+    run: &Run,
+    trainer: &Trainer,
+    (resolved, data): (&str, DataRecord),
+) -> RunRecord {
+    let mesh = MeshConfig::AXES.map(|axis| (axis.name().to_owned(), run.plan.mesh.size(axis)));
+    let device = trainer.client().devices().first().map(|device| device.kind.clone());
+    RunRecord {
+        global_batch: run.batch.global_batch(),
+        seed: job.config.train.seed,
+        mesh: BTreeMap::from(mesh),
+        num_replicas: run.plan.mesh.num_replicas(),
+        num_processes: trainer.num_processes(),
+        config: resolved.to_owned(),
+        data: Some(data),
+        program: trainer.program_key().to_owned(),
+        backend: job.config.device.backend.to_string(),
+        device: device.unwrap_or_default(),
+        lockstep: env!("CARGO_PKG_VERSION").to_owned(),
+        ..RunRecord::default()
+    }
+}
+
 /// `true` if a checkpoint after `step` steps is kept for good; `every` is 0 if none are.
 fn is_multiple(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
@@ -202,7 +212,7 @@ pub(super) fn position(step: u64, steps_per_epoch: Option<u64>) -> DataPosition 
 }
 
 /// Copies what this process holds of the state.
-fn copy_to_host(state: &State) -> Result<Vec<HostLeaf>, Error> {
+pub(super) fn copy_to_host(state: &State) -> Result<Vec<HostLeaf>, Error> {
     let start = |path: &str| Ok((path.to_owned(), state.pieces(path)?));
     let pending: Vec<_> = state.specs().paths().map(start).collect::<Result<_, Error>>()?;
     let wait = |(path, pieces): (String, crate::state::PendingPieces)| {

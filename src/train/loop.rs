@@ -20,6 +20,7 @@ use super::own_times::{OwnTimes, by_steps};
 use super::probe::DeviceProbe;
 use super::processes::{Agreed, Agreement, Processes};
 use super::recorder::Recorder;
+use super::snapshots::Snapshots;
 use super::traced_ops::TracedOps;
 use super::{DeviceBatch, Error, Job, PendingSteps, Run, StepResult, Stop, Trainer};
 use crate::cluster::{LaunchWaits, Phase, ProbeTime};
@@ -67,6 +68,7 @@ pub(super) struct Loop<'a> {
     /// `true` after the first launch.
     has_recorded: bool,
     saver: Option<Saver>,
+    snapshots: Option<Snapshots>,
 }
 
 /// A launch, and the time that the host spent on it.
@@ -96,7 +98,7 @@ impl<'a> Loop<'a> {
         (stop, processes): (&'a Stop, Processes<'a>),
         trainer: &'a mut Trainer,
         recorder: &'a mut Recorder,
-        saver: Option<Saver>,
+        (saver, snapshots): (Option<Saver>, Option<Snapshots>),
     ) -> Result<Self, Error> {
         let seed = job.config.train.seed;
         let due_steps = DueSteps::new(job.config, run.length.total_steps());
@@ -136,6 +138,7 @@ impl<'a> Loop<'a> {
             skipped,
             has_recorded: false,
             saver,
+            snapshots,
         })
     }
 
@@ -168,8 +171,7 @@ impl<'a> Loop<'a> {
         if resumed_at > 0 && self.due_steps.after(resumed_at).evaluation && eval_loss.is_none() {
             eval_loss = self.evaluate()?;
         }
-        if resumed_at > 0 {
-            // A branch of another run has no checkpoint of its own yet.
+        if self.saver.as_ref().is_some_and(|saver| saver.saves_first) {
             self.save(true)?;
         }
         let mut agreed = self.agree()?;
@@ -188,7 +190,9 @@ impl<'a> Loop<'a> {
             if agreed.save || must_save {
                 (due.checkpoint, due.proof) = (true, self.due_steps.has_proofs());
             }
-            self.record_all_but(if due == Due::default() { MAX_UNRECORDED } else { 0 })?;
+            let is_snapshot_due = self.is_snapshot_due();
+            let is_nothing_due = due == Due::default() && !is_snapshot_due;
+            self.record_all_but(if is_nothing_due { MAX_UNRECORDED } else { 0 })?;
             if due.proof {
                 self.prove()?;
             }
@@ -203,6 +207,9 @@ impl<'a> Loop<'a> {
             if due.checkpoint || is_best {
                 self.save(must_save || is_best || num_steps >= total_steps)?;
             }
+            if is_snapshot_due {
+                self.take_snapshot()?;
+            }
         }
         let num_steps = self.trainer.steps_taken();
         let ends_early = self.recorder.progress().ends_early();
@@ -212,7 +219,10 @@ impl<'a> Loop<'a> {
                 // The state is proved before it is saved.
                 self.prove()?;
             }
-            self.save(true)?;
+            let is_held = agreed.regroup && agreed.all_stay && self.take_last_snapshot()?;
+            if !is_held {
+                self.save(true)?;
+            }
             if !ends_early {
                 return Ok(End::Interrupted);
             }
@@ -251,6 +261,7 @@ impl<'a> Loop<'a> {
                 self.agreement.regroup();
             }
         }
+        agreed.regroup &= self.agreement.is_regrouping();
         if agreed.must_save && self.saver.is_none() {
             self.recorder.say("nothing is saved: there is no --out, or checkpoint.keep is 0");
         }
@@ -433,6 +444,33 @@ impl<'a> Loop<'a> {
         saver.save(self.processes, self.trainer, self.recorder, must_save)?;
         self.start_step_clock();
         Ok(())
+    }
+
+    /// `true` if a snapshot may be due now. None is needed of the last state, nor of one that all
+    /// stop with.
+    fn is_snapshot_due(&self) -> bool {
+        let num_steps = self.trainer.steps_taken();
+        let have_met = self.due_steps.have_met_after(num_steps);
+        let is_last = num_steps >= self.due_steps.total_steps();
+        let is_due = |snapshots: &Snapshots| snapshots.is_due(num_steps);
+        have_met && !is_last && self.snapshots.as_ref().is_some_and(is_due)
+    }
+
+    /// Starts to take a snapshot, if all are ready for it.
+    fn take_snapshot(&mut self) -> Result<(), Error> {
+        let Some(snapshots) = &mut self.snapshots else { return Ok(()) };
+        self.processes.phase(Phase::Checkpoint, self.trainer.steps_taken());
+        snapshots.take(self.processes, self.trainer, self.recorder)?;
+        self.start_step_clock();
+        Ok(())
+    }
+
+    /// Takes the last snapshot before other hosts join. `false` if not all supervisors hold it.
+    fn take_last_snapshot(&mut self) -> Result<bool, Error> {
+        let Some(snapshots) = &mut self.snapshots else { return Ok(false) };
+        self.processes.phase(Phase::Checkpoint, self.trainer.steps_taken());
+        let _waiting = self.processes.waiting("copying the state to the supervisors");
+        snapshots.take_last(self.processes, self.trainer, self.recorder)
     }
 
     fn finish_saving(&mut self) -> Result<(), Error> {

@@ -39,6 +39,8 @@ mod resume;
 mod run;
 mod run_dir;
 mod setup;
+mod snapshot_source;
+mod snapshots;
 mod step_program;
 mod stop;
 mod traced_ops;
@@ -50,7 +52,7 @@ use std::time::{Duration, Instant};
 use hlo::{LeafSpec, Tree, counted};
 use models::Model;
 
-use crate::cluster::{Member, Phase};
+use crate::cluster::{Member, Phase, SnapshotAccess};
 use crate::config::Config;
 use crate::data::Splits;
 use crate::observe::{StartupSpans, Summary};
@@ -116,6 +118,8 @@ pub struct Options {
     pub stop: Stop,
     /// This process as one of those that run the job together; `None` if it is the only one.
     pub member: Option<Member>,
+    /// The snapshots of the supervisors, under one.
+    pub snapshots: Option<SnapshotAccess>,
 }
 
 impl Default for Options {
@@ -129,6 +133,7 @@ impl Default for Options {
             patience: Duration::ZERO,
             stop: Stop::default(),
             member: None,
+            snapshots: None,
         }
     }
 }
@@ -244,15 +249,16 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let resumed = beginning.checkpoint.as_ref();
     let out = dir.as_ref().map(|dir| dir.path());
     let generation_starts =
-        processes.generation_starts(out, trainer.steps_taken(), &spans, restored);
+        processes.generation_starts(out, &trainer, &spans, (beginning.state_from(), restored));
     let trace = recorder::trace(options.out.as_deref(), &job.config.observe, processes, &trainer);
     let outputs = RunOutputs { dir, trace, prometheus, processes, generation_starts };
     let mut recorder = Recorder::begin(outputs, &resolved, job, &run, &trainer, resumed, *started)?;
     stop.begin();
+    let snapshots = beginning.snapshots((job, options), &run, &trainer, &resolved);
     let saver = beginning.saver((job, processes), &run, &trainer, &resolved, &mut recorder);
     let steps = saver.and_then(|saver| {
         let stop = (stop, processes);
-        Loop::new(job, &run, stop, &mut trainer, &mut recorder, saver)
+        Loop::new(job, &run, stop, &mut trainer, &mut recorder, (saver, snapshots))
     });
     let ended = steps.and_then(Loop::run);
     processes.phase(Phase::End, trainer.steps_taken());

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::host_metrics::LaunchTimes;
-use super::{Error, Stop};
+use super::{Error, Stop, Trainer};
 use crate::cluster::{
     GenerationEnd, LaunchWaits, Member, Phase, ProbeTime, Session, SlowPeer, StepTimes, Wish,
 };
@@ -73,13 +73,14 @@ impl<'a> Processes<'a> {
     }
 
     /// How the generations of the job began: those in the summary of the run so far, and this one,
-    /// which is about to take `step`. Without supervisors there are none.
+    /// which is about to go on with this state, and has it from there after this time. Without
+    /// supervisors there are none.
     pub fn generation_starts(
         &self,
         dir: Option<&Path>,
-        step: u64,
+        trainer: &Trainer,
         spans: &StartupSpans,
-        state: Duration,
+        (state_from, state): (&str, Duration),
     ) -> Vec<GenerationStart> {
         let session = self.session().filter(|session| session.formation().num_hosts > 0);
         let Some(session) = session else { return vec![] };
@@ -94,11 +95,12 @@ impl<'a> Processes<'a> {
             after: formation.after.to_owned(),
             num_hosts: formation.num_hosts,
             num_processes: session.num_processes(),
-            step,
+            step: trainer.steps_taken(),
             agree_secs: formation.agree.as_secs_f64(),
             join_secs: formation.join.as_secs_f64(),
             plugin_secs,
             programs_secs: (since_joined - plugin_secs).max(0.0),
+            state_from: state_from.to_owned(),
             state_secs: state.as_secs_f64(),
             first_step_secs: None,
         };
@@ -116,6 +118,13 @@ impl<'a> Processes<'a> {
         tracing::trace!(?phase, step, "phase");
         if let Some(member) = self.member {
             member.set_phase(phase, step);
+        }
+    }
+
+    /// Reports that the state after `step` steps is safe: the job has made progress.
+    pub fn saved(&self, step: u64) {
+        if let Some(session) = self.session() {
+            session.saved(step);
         }
     }
 
@@ -235,6 +244,8 @@ pub(super) struct Agreed {
     pub stop: bool,
     /// These processes end here, and the run goes on in others.
     pub regroup: bool,
+    /// All hosts take part in that.
+    pub all_stay: bool,
     /// A checkpoint is saved here.
     pub save: bool,
     /// The save must not be skipped, even if the one before is still being written.
@@ -266,6 +277,11 @@ impl<'a> Agreement<'a> {
         self.stop.regroup();
     }
 
+    /// `true` if it does.
+    pub fn is_regrouping(&self) -> bool {
+        self.stop.is_regrouping()
+    }
+
     /// The agreement after `num_steps` steps. Called once after each launch, and before the first
     /// one. `is_due` says whether this process wants a checkpoint, by its clock.
     ///
@@ -277,7 +293,7 @@ impl<'a> Agreement<'a> {
         let Some(session) = self.processes.session() else {
             let save = is_requested || is_due;
             let (stop, must_save) = (wishes_to_stop, is_requested);
-            return Ok(Agreed { stop, regroup: false, save, must_save });
+            return Ok(Agreed { stop, save, must_save, ..Agreed::default() });
         };
         if wishes_to_stop && !std::mem::replace(&mut self.has_wished_to_stop, true) {
             session.wish(Wish::Stop);
@@ -292,6 +308,7 @@ impl<'a> Agreement<'a> {
             match event.wish {
                 Wish::Stop => agreed.stop = true,
                 Wish::Regroup => agreed.regroup = true,
+                Wish::Grow => (agreed.regroup, agreed.all_stay) = (true, true),
                 Wish::Save => {
                     (agreed.save, agreed.must_save, self.has_wished_to_save) = (true, true, false);
                 }

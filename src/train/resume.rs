@@ -1,7 +1,7 @@
 //! Continuing a run from a checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hlo::{LeafSpec, Tree, counted};
 use toml::{Table, Value};
@@ -9,6 +9,7 @@ use toml::{Table, Value};
 use super::checkpoint_place::{newest_checkpoint, newest_own};
 use super::checkpoints::position;
 use super::data_record::DataChange;
+use super::snapshot_source::MEMORY;
 use super::{Error, Run, Trainer};
 use crate::checkpoint::{self, Checkpoint, DataRecord, Location, RunRecord, SplitRecord};
 use crate::config::{Length, OnDamaged, OnResume, RunLength, on_resume};
@@ -329,6 +330,9 @@ pub(super) fn restore(
         }
     };
     let steps = counted(saved.step, "step");
+    if *checkpoint.location() == Location::from(Path::new(MEMORY)) {
+        return Ok(format!("continues from memory after {steps}; {how}"));
+    }
     Ok(format!("resumed after {steps} from {}; {how}", checkpoint.location()))
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lockstep::cluster::{
     AgreedWish, Cause, Contact, Coordinator, CoordinatorOptions, Directive, Error, HeldProcesses,
-    HostPlace, JobChange, JobSize, JoinOptions, Phase, Report, Secret, Session, SlowCause,
+    Holders, HostPlace, JobChange, JobSize, JoinOptions, Phase, Report, Secret, Session, SlowCause,
     SlowPeer, StepTimes, SupervisorOptions, SupervisorSession, Watcher, Wish,
 };
 
@@ -112,6 +112,7 @@ impl Cluster {
             host: format!("host{host_index}"),
             host_index: Some(host_index),
             num_local: self.num_processes / num_hosts,
+            snapshot_address: String::new(),
             held: HeldProcesses::default(),
             deadline: 5 * SECOND,
         }
@@ -488,7 +489,8 @@ fn without_the_secret_there_is_no_answer() {
 /// A generation starts on hosts with a process each.
 fn start(generation: u64, first_process: usize, num_hosts: usize) -> Directive {
     let place = Some(HostPlace { first_process, num_processes: num_hosts, num_hosts });
-    Directive::Start { generation, place, full_processes: num_hosts }
+    let holders = Holders::default();
+    Directive::Start { generation, place, full_processes: num_hosts, holders }
 }
 
 #[test]
@@ -612,7 +614,12 @@ fn processes_go_on_when_the_coordinator_is_started_again() {
     let mut supervisor = register(&cluster, HeldProcesses::default());
     let directive = supervisor.next_directive(5 * SECOND).unwrap();
     let place = HostPlace { first_process: 0, num_processes: 2, num_hosts: 1 };
-    let start = Directive::Start { generation: 1, place: Some(place), full_processes: 2 };
+    let start = Directive::Start {
+        generation: 1,
+        place: Some(place),
+        full_processes: 2,
+        holders: Holders::default(),
+    };
     assert_eq!(directive, Some(start));
     let sessions = cluster.join_all();
     sessions[0].put(b"kept", b"1", false).unwrap();

@@ -20,19 +20,19 @@ use super::{
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
 /// A job of 2 to `max_hosts` hosts with a process each, and a coordinator of its own.
-struct Job {
+pub(super) struct Job {
     dir: PathBuf,
-    out: PathBuf,
+    pub out: PathBuf,
     address: String,
     max_hosts: usize,
     num_spares: usize,
     args: Vec<String>,
-    coordinator: Running,
-    hosts: Vec<Running>,
+    pub coordinator: Running,
+    pub hosts: Vec<Running>,
 }
 
 impl Job {
-    fn start(dir: &Path, max_hosts: usize, num_spares: usize, args: &[String]) -> Self {
+    pub fn start(dir: &Path, max_hosts: usize, num_spares: usize, args: &[String]) -> Self {
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let coordinator = ["coordinator", "--listen", &address].map(str::to_owned);
         let token = [("LOCKSTEP_TOKEN", TOKEN)];
@@ -45,7 +45,7 @@ impl Job {
     }
 
     /// A host comes.
-    fn come(&mut self) {
+    pub fn come(&mut self) {
         let (range, spares) = (format!("2:{}", self.max_hosts), self.num_spares.to_string());
         let options = [
             ["--hosts", &range],
@@ -59,7 +59,7 @@ impl Job {
     }
 
     /// A host is killed.
-    fn kill(&mut self, index: usize) {
+    pub fn kill(&mut self, index: usize) {
         let mut host = self.hosts.remove(index);
         let pid = host.child.id();
         host.signal("KILL");
@@ -75,7 +75,7 @@ impl Job {
     }
 
     /// Waits until so many processes train, and have taken some more steps.
-    fn until_processes(&mut self, number: usize, num_steps: u64) {
+    pub fn until_processes(&mut self, number: usize, num_steps: u64) {
         let runs = format!("runs: {number} process");
         let host = &mut self.hosts[0];
         self.coordinator.until(&runs, |it| {
@@ -90,7 +90,7 @@ impl Job {
         self.hosts[0].until_step(&self.out, last + num_steps);
     }
 
-    fn end(mut self) -> String {
+    pub fn end(mut self) -> String {
         for host in self.hosts.drain(..) {
             let pid = host.child.id();
             host.end().succeeded();
@@ -109,7 +109,7 @@ fn parameters(out: &Path) -> BTreeMap<String, Vec<f64>> {
 }
 
 /// The largest difference of two parameters.
-fn difference(a: &Path, b: &Path) -> f64 {
+pub(super) fn difference(a: &Path, b: &Path) -> f64 {
     let (a, b) = (parameters(a), parameters(b));
     assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
     let of_leaf = |name: &String| {
@@ -121,7 +121,7 @@ fn difference(a: &Path, b: &Path) -> f64 {
 }
 
 /// Each step was taken, and its line is there once, in order.
-fn assert_whole(out: &Path, num_steps: u64) {
+pub(super) fn assert_whole(out: &Path, num_steps: u64) {
     let steps: Vec<_> = metrics(out).iter().map(|line| line["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, (0..num_steps).collect::<Vec<_>>());
 }
@@ -134,7 +134,7 @@ const SETS: [&str; 4] = [
 ];
 const NUM_STEPS: u64 = 100 * 22;
 /// Of parameters: sums are rounded in another order.
-const TOLERANCE: f64 = 1e-10;
+pub(super) const TOLERANCE: f64 = 1e-10;
 
 #[test]
 fn hosts_come_leave_and_are_killed() {

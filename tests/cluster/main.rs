@@ -5,6 +5,7 @@
 //!   run
 //! - `hosts`: two hosts, whose network is cut and whose supervisors are killed
 //! - `elastic`: hosts that come, leave and are killed, and the same curve
+//! - `snapshots`: the state in the memory of supervisors, after failures of every kind
 //! - `coordinator`: the coordinator and its sessions, without processes
 //! - `slow`: processes that are late or have slow devices
 //! - `standalone`: a coordinator on its own, killed and started again
@@ -20,6 +21,7 @@ mod elastic;
 mod failures;
 mod hosts;
 mod slow;
+mod snapshots;
 mod standalone;
 
 use std::fs::{self, File};

@@ -88,7 +88,7 @@ mod tests {
             3 => any::<usize>().prop_map(Action::Ask),
             3 => any::<usize>().prop_map(Action::Arrive),
             3 => any::<usize>().prop_map(Action::Receive),
-            1 => prop_oneof![Just(Wish::Save), Just(Wish::Stop), Just(Wish::Regroup)]
+            1 => prop_oneof![Just(Wish::Save), Just(Wish::Stop), Just(Wish::Regroup), Just(Wish::Grow)]
                 .prop_map(Action::Wish),
         ]
     }

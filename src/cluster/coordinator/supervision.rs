@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hlo::counted;
 
+use crate::cluster::members::Holders;
 use crate::cluster::messages::{ChildEnded, EndedRow, HeldGeneration, Why};
 use crate::cluster::roster::{HostPlace, JobSize};
 use crate::cluster::wish::ends_well;
@@ -28,6 +29,8 @@ pub struct Supervision {
 pub enum HostChange {
     /// Others go on: why.
     Other(String),
+    /// All go on, with more: why.
+    More(String),
     /// These hosts leave, and the others are too few.
     TooFew(String),
 }
@@ -71,6 +74,8 @@ pub struct Supervisor {
     deaf_since: Duration,
     /// What it has started for a coordinator before this one.
     held: HeldGeneration,
+    /// Where it serves snapshots; empty if it holds none.
+    pub snapshot_address: String,
 }
 
 impl Supervisor {
@@ -104,6 +109,7 @@ impl Supervisor {
             num_listening: 0,
             deaf_since: now,
             held: HeldGeneration::default(),
+            snapshot_address: String::new(),
         }
     }
 
@@ -196,6 +202,7 @@ impl Supervision {
     ) -> Option<Vec<usize>> {
         let host = self.hosts.iter_mut().find(|host| host.id == supervisor.id)?;
         host.session = supervisor.session;
+        host.snapshot_address.clone_from(&supervisor.snapshot_address);
         host.last_seen = supervisor.last_seen;
         host.first_directive = supervisor.first_directive;
         host.num_known = 0;
@@ -284,7 +291,7 @@ impl Supervision {
             && has_place.clone().all(Supervisor::is_there);
         let waiting = self.hosts.iter().filter(|host| host.place.is_none());
         (has_settled && can_grow)
-            .then(|| HostChange::Other(format!("new: {}", names(waiting.collect()))))
+            .then(|| HostChange::More(format!("new: {}", names(waiting.collect()))))
     }
 
     /// The processes have taken steps.
@@ -559,6 +566,20 @@ impl Supervision {
     pub fn directed(&self, session: u64) -> Option<(usize, Option<HostPlace>)> {
         let host = self.hosts.iter().find(|host| host.session == session)?;
         Some((host.first_directive, host.place))
+    }
+
+    /// Who holds snapshots, as far as it is there, and the one of the host that follows the host of
+    /// this session in the generation; the first follows the last.
+    pub fn holders(&self, session: u64) -> Holders {
+        let in_ring: Vec<_> = self.hosts.iter().filter(|host| host.place.is_some()).collect();
+        let own = in_ring.iter().position(|host| host.session == session);
+        let next = own.filter(|_| in_ring.len() > 1);
+        let next = next.map(|own| in_ring[(own + 1) % in_ring.len()].snapshot_address.clone());
+        let addresses = self.there().map(|host| host.snapshot_address.clone());
+        Holders {
+            addresses: addresses.filter(|address| !address.is_empty()).collect(),
+            next: next.unwrap_or_default(),
+        }
     }
 
     /// `true` when all supervisors that belong to the job have received `num_directives`

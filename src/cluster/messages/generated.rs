@@ -315,6 +315,9 @@ pub struct Register {
     /// What it has started last, in an earlier session.
     #[prost(message, optional, tag = "6")]
     pub held: ::core::option::Option<HeldGeneration>,
+    /// Where it serves snapshots; empty if it holds none.
+    #[prost(string, tag = "7")]
+    pub snapshot_address: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SizeRow {
@@ -548,7 +551,7 @@ pub mod directive_row {
     }
 }
 /// A generation starts.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartProcesses {
     #[prost(uint64, tag = "1")]
     pub generation: u64,
@@ -558,6 +561,12 @@ pub struct StartProcesses {
     /// Processes of a job with all its hosts.
     #[prost(uint32, tag = "3")]
     pub full_processes: u32,
+    /// Where supervisors serve snapshots.
+    #[prost(string, repeated, tag = "4")]
+    pub snapshot_holders: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Where that of the next host does; empty if there is none.
+    #[prost(string, tag = "5")]
+    pub next_holder: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PlaceRow {
@@ -598,6 +607,107 @@ pub struct LinkHello {
     /// What follows is not encrypted.
     #[prost(bool, tag = "4")]
     pub is_plain: bool,
+}
+/// What a connection to a supervisor asks about the snapshots that it holds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SnapshotAsk {
+    #[prost(oneof = "snapshot_ask::Ask", tags = "1, 2, 3, 4")]
+    pub ask: ::core::option::Option<snapshot_ask::Ask>,
+}
+/// Nested message and enum types in `SnapshotAsk`.
+pub mod snapshot_ask {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Ask {
+        /// Which are there?
+        #[prost(message, tag = "1")]
+        List(super::ListSnapshots),
+        #[prost(message, tag = "2")]
+        Read(super::ReadSnapshot),
+        /// The bytes of this snapshot follow when that is granted, and then one that says whether they
+        /// are whole.
+        #[prost(message, tag = "3")]
+        Keep(super::SnapshotRow),
+        #[prost(message, tag = "4")]
+        Forget(super::ForgetSnapshots),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListSnapshots {
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadSnapshot {
+    #[prost(message, optional, tag = "1")]
+    pub snapshot: ::core::option::Option<SnapshotRow>,
+    #[prost(uint64, tag = "2")]
+    pub offset: u64,
+    #[prost(uint32, tag = "3")]
+    pub num_bytes: u32,
+}
+/// The run goes on from this step: what was taken after it is void.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ForgetSnapshots {
+    #[prost(uint64, tag = "1")]
+    pub after_step: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SnapshotReply {
+    #[prost(oneof = "snapshot_reply::Answer", tags = "1, 2, 3")]
+    pub answer: ::core::option::Option<snapshot_reply::Answer>,
+}
+/// Nested message and enum types in `SnapshotReply`.
+pub mod snapshot_reply {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Answer {
+        #[prost(message, tag = "1")]
+        Rows(super::SnapshotRows),
+        /// Done; what was asked for follows, or may follow.
+        #[prost(message, tag = "2")]
+        Granted(super::SnapshotGranted),
+        /// Why not.
+        #[prost(string, tag = "3")]
+        Refused(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SnapshotGranted {
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SnapshotRows {
+    #[prost(message, repeated, tag = "1")]
+    pub rows: ::prost::alloc::vec::Vec<HeldSnapshot>,
+}
+/// A snapshot that a supervisor holds, of a process of its own or of another host.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HeldSnapshot {
+    #[prost(message, optional, tag = "1")]
+    pub snapshot: ::core::option::Option<SnapshotRow>,
+    /// The number of its file, for processes of the same host.
+    #[prost(int32, tag = "2")]
+    pub file: i32,
+}
+/// The state of a process after a step: in its slot, and on the way to other hosts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SnapshotRow {
+    #[prost(uint64, tag = "1")]
+    pub generation: u64,
+    #[prost(uint64, tag = "2")]
+    pub step: u64,
+    #[prost(uint32, tag = "3")]
+    pub process_index: u32,
+    /// Of the generation: so many make up a whole.
+    #[prost(uint32, tag = "4")]
+    pub num_processes: u32,
+    /// Of the file with the values.
+    #[prost(uint64, tag = "5")]
+    pub data_bytes: u64,
+    /// Of what describes it, which follows.
+    #[prost(uint64, tag = "6")]
+    pub meta_bytes: u64,
+    /// The whole snapshot before it, which is kept until this one is whole.
+    #[prost(uint64, tag = "7")]
+    pub base_generation: u64,
+    #[prost(uint64, tag = "8")]
+    pub base_step: u64,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

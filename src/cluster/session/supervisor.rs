@@ -34,6 +34,8 @@ pub struct SupervisorOptions {
     pub host_index: Option<usize>,
     /// Number of its processes in a generation.
     pub num_local: usize,
+    /// Where it serves snapshots; empty if it holds none.
+    pub snapshot_address: String,
     /// What it has started in a session before.
     pub held: HeldProcesses,
     /// The coordinator must answer within this time.
@@ -86,6 +88,7 @@ impl SupervisorSession {
                 host: options.host,
                 num_local: index(options.num_local),
                 host_index: options.host_index.map(index),
+                snapshot_address: options.snapshot_address,
                 held: held.place.map(|place| wire::HeldGeneration {
                     generation: held.generation,
                     running: held.running.iter().map(|&process| index(process)).collect(),

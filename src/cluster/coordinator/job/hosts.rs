@@ -92,6 +92,7 @@ impl JobState {
     pub(super) fn follow_hosts(&mut self, now: Duration) {
         let change = self.supervision.as_ref().and_then(|hosts| hosts.change(now));
         let (wish, why, then) = match change {
+            Some(HostChange::More(why)) => (Wish::Grow, why, "all start again then"),
             Some(HostChange::Other(why)) => (Wish::Regroup, why, "all start again then"),
             Some(HostChange::TooFew(names)) => {
                 (Wish::Stop, format!("leaving: {names}"), "the others are too few to go on")

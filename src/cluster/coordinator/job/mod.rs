@@ -23,7 +23,7 @@ use super::horizon::Horizon;
 use super::membership::{Admission, JoinedProcess, Membership};
 use super::store::Store;
 use super::supervision::Supervision;
-use crate::cluster::members::{Directive, GenerationEnd, Peer};
+use crate::cluster::members::{Directive, GenerationEnd, Holders, Peer};
 use crate::cluster::messages::{self as wire, Cause, GenerationRow, Reply, Why};
 use crate::cluster::roster::JobSize;
 use crate::cluster::wish::{INTERRUPTED, REGROUP, Wish};
@@ -608,7 +608,9 @@ impl JobState {
         });
         self.stage = Stage::Forming;
         let full_processes = self.options.size.map_or(0, |size| size.full_processes);
-        self.directives.push(Directive::Start { generation, place: None, full_processes });
+        // The place of each host, and what it should know of others, is added when it asks.
+        let (place, holders) = (None, Holders::default());
+        self.directives.push(Directive::Start { generation, place, full_processes, holders });
         let mut note = format!("generation {generation} starts");
         let hosts = self.supervision.as_ref().filter(|hosts| hosts.size.is_flexible());
         if let Some(hosts) = hosts {

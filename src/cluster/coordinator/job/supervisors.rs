@@ -54,6 +54,7 @@ impl JobState {
             return Reply::refused(Why::Invalid, "no host has so many processes");
         }
         let mut supervisor = Supervisor::new(who, host, num_local, first_directive, now);
+        supervisor.snapshot_address.clone_from(&ask.snapshot_address);
         let newest = self.generation;
         let known = self
             .supervision
@@ -232,10 +233,11 @@ impl JobState {
         let mut new = new.to_vec();
         for directive in &mut new {
             // A generation that is over needs no processes.
-            if let Directive::Start { generation, place, .. } = directive
+            if let Directive::Start { generation, place, holders, .. } = directive
                 && *generation == self.generation
             {
                 *place = own;
+                *holders = supervision.map(|hosts| hosts.holders(session)).unwrap_or_default();
             }
         }
         new

@@ -4,7 +4,7 @@ mod resumption;
 mod rosters;
 
 use super::*;
-use crate::cluster::members::Directive;
+use crate::cluster::members::{Directive, Holders};
 use crate::cluster::messages::{AskDirectives, ChildEnded, EndedRow, Join, Named, Register};
 use crate::cluster::wish::{AgreedWish, Wish};
 
@@ -164,7 +164,8 @@ fn failure(process: usize, kind: FailureKind, reason: &str) -> Failure {
 }
 
 fn start(generation: u64) -> Directive {
-    Directive::Start { generation, place: None, full_processes: 0 }
+    let holders = Holders::default();
+    Directive::Start { generation, place: None, full_processes: 0, holders }
 }
 
 /// Tests of places compare them themselves.

@@ -27,6 +27,7 @@ fn started_again(num_processes: u32, running: &[u32], ended: &[EndedRow]) -> Wor
                 first_process: host * num_local,
                 num_processes,
             }),
+            ..Register::default()
         };
         let reply = world.job.register(world.now, 100 + u64::from(host), &ask);
         assert_eq!(reply, registered());

@@ -147,7 +147,7 @@ fn a_generation_forms_from_the_hosts_that_are_there_and_grows() {
     world.pass(SECOND);
     assert_eq!((world.wish(), world.places()[2]), (None, None));
     world.pass(2 * SECOND);
-    assert_eq!(world.wish(), Some(Wish::Regroup));
+    assert_eq!(world.wish(), Some(Wish::Grow));
     world.regroup();
     assert_eq!(world.places(), [Some((0, 6)), Some((2, 6)), Some((4, 6))]);
     assert_eq!((world.job.generation, world.job.num_restarts), (2, 0), "no failure");

@@ -1,0 +1,222 @@
+//! The snapshots that a supervisor holds, and the copies of them that it sends to the next host.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::LaunchOptions;
+use crate::cluster::{
+    HolderLink, Secret, SnapshotHolder, SnapshotRecord, SnapshotSlot, local_address,
+};
+use crate::observe::say;
+
+/// How often slots are looked at.
+const POLL: Duration = Duration::from_millis(20);
+/// So many attempts to send a copy fail before that is said.
+const ATTEMPTS: u32 = 3;
+/// The wait after the next host could not keep a copy.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The snapshots of the processes of this host. A thread sends each to the next host.
+pub(super) struct SupervisorSnapshots {
+    sender: Option<Arc<SnapshotSender>>,
+}
+
+/// What the thread that sends copies needs.
+struct SnapshotSender {
+    holder: SnapshotHolder,
+    secret: Secret,
+    job: String,
+    ring: Mutex<Ring>,
+}
+
+/// The place of this host among those that keep each other's copies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Ring {
+    generation: u64,
+    /// The next host; empty if there is none.
+    next: String,
+}
+
+impl SupervisorSnapshots {
+    /// Slots for the processes of this host, served at its address on the way to the coordinator.
+    /// Without them the job runs all the same.
+    pub fn start(coordinator: &str, options: &LaunchOptions) -> Self {
+        let (secret, job) = (options.secret.clone(), options.job.clone());
+        let start = |local: IpAddr| SnapshotHolder::start(local, options.num_local, &secret, &job);
+        let sender = local_address(coordinator).and_then(start).and_then(|holder| {
+            let ring = Mutex::default();
+            let sender = Arc::new(SnapshotSender { holder, secret, job, ring });
+            let sending = Arc::downgrade(&sender);
+            thread::Builder::new().name("copies".to_owned()).spawn(move || send_all(&sending))?;
+            Ok(sender)
+        });
+        let sender = sender.inspect_err(|error| {
+            say(&format!("warning: this host holds no snapshots in memory: {error}"));
+        });
+        Self { sender: sender.ok() }
+    }
+
+    /// Where they are served; empty if there are none.
+    pub fn address(&self) -> String {
+        self.sender.as_ref().map_or_else(String::new, |sender| sender.holder.address().to_string())
+    }
+
+    /// The numbers of the slots of a process, by its local index.
+    pub fn slots(&self, local: usize) -> String {
+        let slots = self.sender.as_ref().and_then(|sender| sender.holder.own().get(local));
+        let numbers = slots.into_iter().flatten().map(|slot| slot.number().to_string());
+        numbers.collect::<Vec<_>>().join(",")
+    }
+
+    /// A generation starts. The copies of its snapshots go to `next`; empty if there is no other
+    /// host.
+    pub fn follow(&self, generation: u64, next: &str) {
+        if let Some(sender) = &self.sender {
+            *sender.ring() = Ring { generation, next: next.to_owned() };
+        }
+    }
+}
+
+impl SnapshotSender {
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The oldest snapshot of the running generation without a copy.
+    fn next(&self, generation: u64) -> Option<(SnapshotRecord, &SnapshotSlot)> {
+        let slots = self.holder.own().as_flattened().iter();
+        let found = slots.filter_map(|slot| Some((slot.record()?, slot)));
+        let own = found.filter(|(record, slot)| {
+            record.id.generation == generation && !slot.has_copy(record.id)
+        });
+        own.min_by_key(|(record, _)| (record.id, record.process_index))
+    }
+}
+
+/// Sends a copy of each snapshot to the next host, as long as the supervisor runs.
+fn send_all(sender: &Weak<SnapshotSender>) {
+    let mut link: Option<(Ring, HolderLink)> = None;
+    let (mut failed, mut not_before) = ((Ring::default(), 0), Instant::now());
+    while let Some(sender) = sender.upgrade() {
+        let ring = sender.ring().clone();
+        let next = sender.next(ring.generation).filter(|_| Instant::now() >= not_before);
+        let Some((record, slot)) = next else {
+            // One over which nothing is sent for a while would be closed.
+            link = None;
+            drop(sender);
+            thread::sleep(POLL);
+            continue;
+        };
+        let copied = send(&sender, &ring, &mut link, &record, slot);
+        let Err(error) = copied else {
+            failed.1 = 0;
+            continue;
+        };
+        link = None;
+        not_before = Instant::now() + AGAIN;
+        // A host that is lost ends the generation in a moment: that is no news of its own.
+        let num_before = if failed.0 == ring { failed.1 } else { 0 };
+        failed = (ring.clone(), num_before + 1);
+        if failed.1 == ATTEMPTS {
+            say(&format!(
+                "warning: the next host, {}, keeps no copy of the snapshot after step {} \
+                 ({error}); no other is taken before it does",
+                ring.next, record.id.step
+            ));
+        }
+    }
+}
+
+/// Sends one copy, and notes that it is there.
+fn send(
+    sender: &SnapshotSender,
+    ring: &Ring,
+    link: &mut Option<(Ring, HolderLink)>,
+    record: &SnapshotRecord,
+    slot: &SnapshotSlot,
+) -> std::io::Result<()> {
+    if !ring.next.is_empty() {
+        let opened = link.take().filter(|(of, _)| of == ring);
+        let (_, open) = link.insert(match opened {
+            Some(opened) => opened,
+            None => {
+                let opened = HolderLink::connect(&ring.next, &sender.secret, &sender.job)?;
+                (ring.clone(), opened)
+            }
+        });
+        if !open.keep(record, slot)? {
+            // It has changed: what is in the slot now comes next.
+            return Ok(());
+        }
+    }
+    slot.set_copied(record.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::cluster::SnapshotId;
+
+    fn holder() -> SnapshotHolder {
+        let secret = Secret::new(vec![7; 32]);
+        SnapshotHolder::start(Ipv4Addr::LOCALHOST.into(), 1, &secret, "job").unwrap()
+    }
+
+    fn write(slot: &SnapshotSlot, id: SnapshotId) {
+        let record = SnapshotRecord {
+            id,
+            base: SnapshotId::default(),
+            process_index: 0,
+            num_processes: 1,
+            data_bytes: 4,
+            meta_bytes: 2,
+        };
+        let mut writer = slot.begin().unwrap();
+        writer.write_all(b"data{}").unwrap();
+        writer.end(&record).unwrap();
+    }
+
+    fn wait_for(what: &str, done: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !done() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{what} was waited for in vain");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The next host is not there at first; snapshots of an older generation are sent to nobody.
+    #[test]
+    fn each_snapshot_of_the_generation_is_sent_once_there_is_somebody() {
+        let (secret, job) = (Secret::new(vec![7; 32]), "job".to_owned());
+        let sender =
+            Arc::new(SnapshotSender { holder: holder(), secret, job, ring: Mutex::default() });
+        let snapshots = SupervisorSnapshots { sender: Some(sender.clone()) };
+        let sending = Arc::downgrade(&sender);
+        let thread = thread::spawn(move || send_all(&sending));
+        let [first, second] = &sender.holder.own()[0];
+        let id = |generation, step| SnapshotId { step, generation };
+        write(first, id(1, 10));
+        // A port that nobody listens at.
+        snapshots.follow(2, "127.0.0.1:1");
+        write(second, id(2, 20));
+        thread::sleep(Duration::from_millis(200));
+        assert!(!first.has_copy(id(1, 10)) && !second.has_copy(id(2, 20)));
+        let next = holder();
+        snapshots.follow(2, &next.address().to_string());
+        wait_for("the copy", || second.has_copy(id(2, 20)));
+        assert_eq!(next.records().iter().map(|it| it.id).collect::<Vec<_>>(), [id(2, 20)]);
+        assert!(!first.has_copy(id(1, 10)));
+        // Alone.
+        snapshots.follow(3, "");
+        write(first, id(3, 30));
+        wait_for("the note", || first.has_copy(id(3, 30)));
+        assert_eq!(next.records().len(), 1);
+        drop((snapshots, sender));
+        thread.join().unwrap();
+    }
+}
