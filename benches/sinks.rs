@@ -70,7 +70,7 @@ fn measure(name: &str, choice: SinkChoice<'_>, steps: u64) -> Result<(), Box<dyn
             num_steps: 1,
             duration: end - last_end,
             elapsed_secs: 1.0,
-            spans: Some(spans),
+            spans: Some(Box::new(spans)),
             ..LaunchMetrics::default()
         }));
         last_end = end;
