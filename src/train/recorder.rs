@@ -185,7 +185,8 @@ impl Recorder {
             steps: results.iter().map(metrics).collect(),
             num_steps: times.num_steps,
             duration: times.total,
-            elapsed_secs: self.started.elapsed().as_secs_f64(),
+            // At its end: it may be recorded later, in the time of the next one.
+            elapsed_secs: spans.whole.end.saturating_duration_since(self.started).as_secs_f64(),
             is_evaluated,
             layers: results.iter().filter_map(|result| result.layers.clone()).collect(),
             late_shards: results

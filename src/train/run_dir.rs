@@ -474,7 +474,8 @@ mod tests {
         write_run(dir.path(), "a");
         let error = RunDir::claim(dir.path(), Existing::Refuse).unwrap_err().to_string();
         let expected = "holds another run (config.resolved.toml, metrics.jsonl, layers.jsonl, \
-                        params.safetensors, summary.json, checkpoints, tensorboard, trace); choose";
+                        processes.jsonl, params.safetensors, summary.json, checkpoints, \
+                        tensorboard, trace); choose";
         assert!(error.contains(expected), "{error}");
         RunDir::claim(dir.path(), Existing::Replace).unwrap();
         assert_eq!(name_of(dir.path()), FILES.map(|_| Some("a".to_owned())));
