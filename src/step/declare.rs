@@ -45,7 +45,8 @@ pub struct StepSpec<'a> {
     /// Microbatches of the global batch. Passes beyond them are surplus: they have weight 0, and
     /// the examples of the last microbatch.
     pub num_global_microbatches: usize,
-    /// Shards may be late: with the input `on_time` of 0 a replica's passes are all surplus.
+    /// Batches may be late: all passes of a replica are surplus where its input
+    /// [`ON_TIME`](super::ON_TIME) is [`LATE`](super::LATE).
     pub skips_late: bool,
     /// Element types of parameters and computation.
     pub precision: Precision,

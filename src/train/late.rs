@@ -97,9 +97,9 @@ impl LateBatches {
             Some(decided) => decided.get(&step).cloned().unwrap_or_default(),
             None => vec![],
         };
-        let is_own = |shard: &usize| self.shards.contains(shard);
-        if let Some(last) = self.last.as_ref().filter(|_| late.iter().any(is_own)) {
-            let batch = last.in_place_of(step, |shard| late.contains(&shard));
+        let are_all_late = self.shards.iter().all(|shard| late.contains(shard));
+        if let Some(last) = self.last.as_ref().filter(|_| are_all_late) {
+            let batch = last.in_place_of(step);
             return Some(Ok(Prefetched { batch, waited: Duration::ZERO }));
         }
         let (waits, grace) = (self.waits(step), self.grace());
@@ -111,7 +111,7 @@ impl LateBatches {
             match batches.next_unless(|| !waits && is_late()) {
                 NextBatch::GivenUp => {
                     // Without a batch before, there is no grace either.
-                    let batch = self.last.as_ref()?.in_place_of(step, |_| true);
+                    let batch = self.last.as_ref()?.in_place_of(step);
                     return Some(Ok(Prefetched { batch, waited: begun.elapsed() }));
                 }
                 // Of a step that did without.
@@ -121,6 +121,8 @@ impl LateBatches {
                     if is_late() {
                         found.batch.note_wait();
                     }
+                    // In the other run another process had them.
+                    found.batch.leave_out(&late);
                     return Some(Ok(Prefetched { waited: begun.elapsed(), ..found }));
                 }
                 NextBatch::There(Err(error)) => return Some(Err(error)),

@@ -46,10 +46,18 @@ pub struct DeviceBatch {
 }
 
 impl DeviceBatch {
-    /// The same examples in place of a batch of which these shards are late.
-    pub(super) fn in_place_of(&self, index: u64, is_late: impl Fn(usize) -> bool) -> Self {
-        let on_time = self.shards.iter().map(|shard| if is_late(*shard) { LATE } else { IN_TIME });
-        Self { index, on_time: on_time.collect(), ..self.clone() }
+    /// The same examples in place of a batch that is late.
+    pub(super) fn in_place_of(&self, index: u64) -> Self {
+        Self { index, on_time: vec![LATE; self.shards.len()], ..self.clone() }
+    }
+
+    /// These shards take part with weight 0.
+    pub(super) fn leave_out(&mut self, late: &[usize]) {
+        for (on_time, shard) in self.on_time.iter_mut().zip(&*self.shards) {
+            if late.contains(shard) {
+                *on_time = LATE;
+            }
+        }
     }
 
     /// It came late, and was waited for.

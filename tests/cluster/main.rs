@@ -9,8 +9,8 @@
 //! - `coordinator`: the coordinator and its sessions, without processes
 //! - `slow`: processes that are late or have slow devices
 //! - `standalone`: a coordinator on its own, killed and started again
-//! - `chaos`: events of every kind in a row; `LOCKSTEP_NUM_EVENTS` and `LOCKSTEP_SEED` set how many
-//!   and which
+//! - `chaos`: events of every kind in a row; `LOCKSTEP_NUM_EVENTS`, `LOCKSTEP_SEED` and
+//!   `LOCKSTEP_LONGEST_SECS` set how many, which, and how long processes are frozen
 //!
 //! All traffic stays on loopback addresses and in network namespaces.
 

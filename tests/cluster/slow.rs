@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{BINARY, Running, alone, launch, metrics, send, summary, text, train};
+use super::{BINARY, Running, alone, launch, metrics, run, send, summary, text, train};
 
 /// Steps that judging takes, and those until a report has come and the line is written.
 const WITHIN: u64 = 20 + 6;
@@ -95,14 +95,14 @@ fn a_process_whose_batches_or_launches_are_late_is_named_with_the_cause() {
 fn late_batches_are_left_out_and_the_decisions_can_be_taken_again() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let train = |name: &str, late: &str, sets: &[&str]| {
+    let trained = |name: &str, late: &str, sets: &[&str]| {
         let out = dir.path().join(name);
         let small = ["model.hidden=[1024]", "train.global_batch=256", "train.steps=100"];
         let ended = start(dir.path(), late, &out, &[&small[..], sets].concat()).end().succeeded();
         (summary(&out), metrics(&out), ended.stderr)
     };
-    let (waited, _, _) = train("waited", "some 1 800", &[]);
-    let (skipped, lines, said) = train("skipped", "some 1 800", &["data.late=skip"]);
+    let (waited, _, _) = trained("waited", "some 1 800", &[]);
+    let (skipped, lines, said) = trained("skipped", "some 1 800", &["data.late=skip"]);
     let late: Vec<_> = lines.iter().filter_map(|line| line.get("late_shards")).collect();
     assert!(late.len() > 4, "{late:?}");
     assert!(late.iter().all(|shards| **shards == serde_json::json!([1])), "{late:?}");
@@ -111,9 +111,17 @@ fn late_batches_are_left_out_and_the_decisions_can_be_taken_again() {
     let secs = |summary: &Value| summary["wall_secs"].as_f64().unwrap();
     assert!(secs(&skipped) < secs(&waited) - 3.0, "{skipped} {waited}");
     let from = format!("data.late_from={}", dir.path().join("skipped/metrics.jsonl").display());
-    let (again, _, _) = train("again", "none 1 0", &["data.late=skip", &from]);
+    let (again, _, _) = trained("again", "none 1 0", &["data.late=skip", &from]);
     assert_eq!(again["params_fingerprint"], skipped["params_fingerprint"]);
     assert_ne!(waited["params_fingerprint"], skipped["params_fingerprint"]);
+    // One process has both shards now.
+    let sets = ["model.hidden=[1024]", "train.global_batch=256", "train.steps=100"];
+    let sets = [&sets[..], &["data.late=skip", &from]].concat();
+    let (config, out) = (dir.path().join("mlp.toml"), dir.path().join("alone"));
+    run(dir.path(), &train(text(&config), &sets, &["--out", text(&out)])).succeeded();
+    let of_one = summary(&out);
+    assert_eq!(of_one["num_late_shards"], late.len());
+    assert_eq!(of_one["params_fingerprint"], skipped["params_fingerprint"]);
 }
 
 /// It takes two probes, or more where other programs disturb them.

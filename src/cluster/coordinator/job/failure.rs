@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use self::FailureKind::PeerLost;
 use super::{JobChange, JobState};
 
 /// Shorter stops are those of a busy machine.
@@ -80,7 +79,8 @@ impl JobState {
     /// Explains a lost connection by a host that has hung up, if one has: with its supervisor its
     /// processes were killed.
     pub fn blame_host(&self, now: Duration, failure: Failure) -> Failure {
-        let supervision = self.supervision.as_ref().filter(|_| failure.kind == PeerLost);
+        let supervision =
+            self.supervision.as_ref().filter(|_| failure.kind == FailureKind::PeerLost);
         let hung_up = supervision.and_then(|hosts| hosts.hung_up(now, self.options.grace / 2));
         let Some((host, processes)) = hung_up else { return failure };
         let reason = format!(
