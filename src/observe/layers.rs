@@ -1,20 +1,17 @@
 //! `layers.jsonl`: the norms of each parameter, of some steps.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::jsonl::{Entry, LinesOfSteps, WholeLines, open};
-use super::{Error, FlushLater, RunEvent, Sink, StepLayers, Writer};
+use super::steps_file::StepsFile;
+use super::{Error, FlushLater, RunEvent, Sink, StepLayers};
 
 /// Writes `DIR/layers.jsonl`: a line for each step of which the norms of each parameter are known.
 /// A disk that is full is treated as by [`Jsonl`](super::Jsonl).
 pub struct LayersFile {
-    path: PathBuf,
-    writer: Option<Writer<LinesOfSteps<WholeLines>>>,
-    /// Why the file could not be made.
-    error: Option<Error>,
+    file: StepsFile,
 }
 
 impl LayersFile {
@@ -23,27 +20,18 @@ impl LayersFile {
 
     /// A sink that makes the file when the run starts.
     pub fn new(dir: &Path) -> Self {
-        Self { path: dir.join(Self::FILE), writer: None, error: None }
+        Self { file: StepsFile::new(dir.join(Self::FILE)) }
     }
 }
 
 impl Sink for LayersFile {
     fn event(&mut self, event: &RunEvent) {
         match event {
-            RunEvent::Started(info) => {
-                let first_step = info.resumed_from.as_ref().map(|_| info.progress.num_steps);
-                match open(&self.path, first_step, false) {
-                    Ok(writer) => self.writer = Some(writer),
-                    Err(error) => self.error = Some(error),
-                }
-            }
+            RunEvent::Started(info) => self.file.start(info),
             RunEvent::Launch(launch) => {
-                let Some(writer) = &self.writer else { return };
                 for layers in &launch.layers {
                     let line = LayersLine { step: layers.step, layers: ByName(layers) };
-                    // Serializing numbers into memory does not fail.
-                    let line = serde_json::to_vec(&line).unwrap_or_default();
-                    writer.write(Entry::Other(layers.step, line));
+                    self.file.write(layers.step, &line);
                 }
             }
             RunEvent::Evaluated { .. }
@@ -58,15 +46,11 @@ impl Sink for LayersFile {
     }
 
     fn flush_later(&mut self) -> Option<FlushLater> {
-        self.writer.as_ref().map(Writer::flush_later)
+        self.file.flush_later()
     }
 
     fn flush(&mut self) -> Result<(), Error> {
-        match (self.error.take(), &self.writer) {
-            (Some(error), _) => Err(error),
-            (None, Some(writer)) => writer.flush(),
-            (None, None) => Ok(()),
-        }
+        self.file.flush()
     }
 }
 

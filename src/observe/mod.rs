@@ -29,6 +29,7 @@ mod prometheus;
 mod records;
 mod sink;
 mod spans;
+mod steps_file;
 mod summary;
 mod tensorboard;
 mod terminal;

@@ -1,17 +1,14 @@
 //! `processes.jsonl`: the time that each process itself took.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::jsonl::{Entry, LinesOfSteps, WholeLines, open};
-use super::{Error, FlushLater, RunEvent, Sink, Writer};
+use super::steps_file::StepsFile;
+use super::{Error, FlushLater, RunEvent, Sink};
 
 /// Writes `DIR/processes.jsonl`: a line for some steps in a row, with the times of all processes. A
 /// disk that is full is treated as by [`Jsonl`](super::Jsonl).
 pub struct ProcessTimesFile {
-    path: PathBuf,
-    writer: Option<Writer<LinesOfSteps<WholeLines>>>,
-    /// Why the file could not be made.
-    error: Option<Error>,
+    file: StepsFile,
 }
 
 impl ProcessTimesFile {
@@ -20,26 +17,17 @@ impl ProcessTimesFile {
 
     /// A sink that makes the file when the run starts.
     pub fn new(dir: &Path) -> Self {
-        Self { path: dir.join(Self::FILE), writer: None, error: None }
+        Self { file: StepsFile::new(dir.join(Self::FILE)) }
     }
 }
 
 impl Sink for ProcessTimesFile {
     fn event(&mut self, event: &RunEvent) {
         match event {
-            RunEvent::Started(info) => {
-                let first_step = info.resumed_from.as_ref().map(|_| info.progress.num_steps);
-                match open(&self.path, first_step, false) {
-                    Ok(writer) => self.writer = Some(writer),
-                    Err(error) => self.error = Some(error),
-                }
-            }
+            RunEvent::Started(info) => self.file.start(info),
             RunEvent::LockstepProved { process_times, .. } => {
-                let Some(writer) = &self.writer else { return };
                 for times in process_times {
-                    // Serializing numbers into memory does not fail.
-                    let line = serde_json::to_vec(times).unwrap_or_default();
-                    writer.write(Entry::Other(times.step, line));
+                    self.file.write(times.step, times);
                 }
             }
             RunEvent::Launch(_)
@@ -54,15 +42,11 @@ impl Sink for ProcessTimesFile {
     }
 
     fn flush_later(&mut self) -> Option<FlushLater> {
-        self.writer.as_ref().map(Writer::flush_later)
+        self.file.flush_later()
     }
 
     fn flush(&mut self) -> Result<(), Error> {
-        match (self.error.take(), &self.writer) {
-            (Some(error), _) => Err(error),
-            (None, Some(writer)) => writer.flush(),
-            (None, None) => Ok(()),
-        }
+        self.file.flush()
     }
 }
 
