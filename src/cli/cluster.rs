@@ -96,6 +96,14 @@ pub fn fit_roster(config: &mut Config) -> Result<()> {
     Ok(config.fit_roster(full_processes, num_processes)?)
 }
 
+/// The number of processes for which this one only compiles programs, if that is its work.
+pub fn only_compiles_for() -> Result<Option<usize>> {
+    match env::var_os(variable::ONLY_COMPILE) {
+        Some(value) if value == "1" => variable_as(variable::NUM_PROCESSES),
+        _ => Ok(None),
+    }
+}
+
 /// Leaves the other processes after the run, and tells them if it has failed here. `is_regrouping`:
 /// the run goes on in other processes.
 pub fn leave(member: Member, trained: &Result<Outcome, Error>, is_regrouping: bool) {
@@ -183,7 +191,7 @@ fn variable_as<T: FromStr>(name: &str) -> Result<Option<T>> {
 }
 
 /// Ends this process when its supervisor ends, however that ends. `true` if it has one.
-fn follow_supervisor() -> Result<bool> {
+pub fn follow_supervisor() -> Result<bool> {
     let Some(supervisor) = variable_as::<i32>(variable::SUPERVISOR)? else { return Ok(false) };
     set_parent_process_death_signal(Some(Signal::KILL))
         .context("cannot ask for a signal when the supervisor ends")?;

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use hlo::counted;
 
 use super::args::TrainArgs;
@@ -17,10 +17,15 @@ use crate::config::Config;
 use crate::observe::{Status, Summary, say};
 use crate::train::{self, Error, Options, Outcome, Resume, Stop, params_file};
 
+/// For `nice`.
+const LOWEST_PRIORITY: i32 = 19;
 /// How long a process that was killed may keep the directories of its run.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
+    if let Some(num_processes) = cluster::only_compiles_for()? {
+        return compile_beforehand(&args, num_processes);
+    }
     let stop = Stop::default();
     let received = signals::watch(&stop)?;
     let TrainArgs { config, out, overwrite, resume, init, json } = args;
@@ -68,6 +73,24 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
         None if summary.status == Status::Interrupted => Ok(received.exit_code().into()),
         None => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Fills the compile cache for so many processes, with what the running ones leave of the
+/// processors.
+fn compile_beforehand(args: &TrainArgs, num_processes: usize) -> Result<ExitCode> {
+    cluster::follow_supervisor()?;
+    // At the usual priority it does the same.
+    let _ = rustix::process::nice(LOWEST_PRIORITY);
+    let compile = || {
+        let mut config = Config::load(&args.config.config, &args.config.sets())?;
+        cluster::fit_roster(&mut config)?;
+        let loaded = Loaded::with_init(config, args.init.as_deref())?;
+        anyhow::Ok(train::compile_beforehand(&loaded.job(), num_processes)?)
+    };
+    compile().with_context(|| {
+        format!("the programs of {num_processes} processes are not compiled beforehand")
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// `true` if the last line about the run, on stderr, was of the evaluation after its last step.

@@ -71,6 +71,32 @@ impl JobSize {
         (self.min_hosts.max(1)..=most).rev().find(fits)
     }
 
+    /// The numbers of processes that generations may have after one with `num_processes`, on hosts
+    /// with `num_local` each: one host fewer, one more, two fewer, half. `None`: this host waits to
+    /// take part.
+    pub fn next_sizes(&self, num_processes: Option<usize>, num_local: usize) -> Vec<usize> {
+        let full = self.full_processes;
+        let now = num_processes.unwrap_or(full);
+        let around = [
+            now.saturating_sub(num_local),
+            now + num_local,
+            now.saturating_sub(2 * num_local),
+            now / 2,
+        ];
+        let first = num_processes.is_none().then_some(full);
+        let around = around.into_iter().filter(|_| self.is_elastic());
+        let least = self.min_hosts * num_local;
+        let mut sizes: Vec<usize> = vec![];
+        for size in first.into_iter().chain(around) {
+            let size = size - size % self.multiple_of.max(1);
+            let is_possible = (least.max(1)..=full).contains(&size);
+            if is_possible && Some(size) != num_processes && !sizes.contains(&size) {
+                sizes.push(size);
+            }
+        }
+        sizes
+    }
+
     /// As `--hosts` and `--spares`.
     pub fn describe(&self) -> String {
         let Self { min_hosts, max_hosts, num_spares, full_processes, .. } = self;
@@ -155,5 +181,25 @@ mod tests {
         assert_eq!((used(&[1, 2, 1, 2]), used(&[1, 2, 2, 2])), (Some(3), None));
         assert_eq!(JobSize::fixed(3, 6).num_used(&[2; 2]), None);
         assert_eq!(JobSize::fixed(1, 4).num_used(&[4]), Some(1));
+    }
+
+    #[test]
+    fn the_next_generation_has_a_host_more_or_less() {
+        let size = JobSize {
+            min_hosts: 2,
+            max_hosts: 8,
+            num_spares: 1,
+            full_processes: 16,
+            multiple_of: 1,
+        };
+        let next = |size: &JobSize, now| size.next_sizes(now, 2);
+        assert_eq!(next(&size, Some(16)), [14, 12, 8]);
+        assert_eq!(next(&size, Some(10)), [8, 12, 6, 5]);
+        assert_eq!(next(&size, Some(4)), [6]);
+        assert_eq!(next(&size, None), [16, 14, 12, 8]);
+        let of_four = JobSize { multiple_of: 4, ..size };
+        assert_eq!(next(&of_four, Some(16)), [12, 8]);
+        assert_eq!(next(&JobSize::fixed(2, 4), Some(4)), [0; 0]);
+        assert_eq!(next(&JobSize { num_spares: 1, ..JobSize::fixed(2, 4) }, None), [4]);
     }
 }

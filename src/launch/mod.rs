@@ -8,6 +8,7 @@
 //! The coordinator decides: it directs every supervisor to start the processes of a generation, to
 //! end them, and to end itself. A worker ends when its supervisor does, however that ends.
 
+mod beforehand;
 mod snapshots;
 mod supervisor;
 mod worker;
@@ -60,6 +61,8 @@ pub mod variable {
     pub const SNAPSHOT_HOLDER: &str = "LOCKSTEP_SNAPSHOT_HOLDER";
     /// Where the supervisors of all hosts do.
     pub const SNAPSHOT_HOLDERS: &str = "LOCKSTEP_SNAPSHOT_HOLDERS";
+    /// With `1` the process only compiles what so many processes would start with.
+    pub const ONLY_COMPILE: &str = "LOCKSTEP_ONLY_COMPILE";
     /// Process id of the supervisor.
     pub const SUPERVISOR: &str = "LOCKSTEP_SUPERVISOR";
 }

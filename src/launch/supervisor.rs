@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use super::beforehand::Beforehand;
 use super::snapshots::SupervisorSnapshots;
 use super::worker::{Worker, WorkerCommand, WorkerEnd, describe};
 use super::{LaunchEnd, LaunchError, LaunchOptions, Requests, variable};
@@ -70,6 +71,7 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         overseen: coordinator.as_ref().map(|coordinator| (&*overseer, coordinator)),
         news,
         snapshots,
+        beforehand: Beforehand::default(),
         workers: vec![],
         generation: 0,
         place: None,
@@ -244,6 +246,7 @@ struct Supervisor<'a> {
     overseen: Option<(&'a Overseer, &'a Coordinator)>,
     news: Sender<News>,
     snapshots: SupervisorSnapshots,
+    beforehand: Beforehand,
     /// The workers that have not ended, with their index.
     workers: Vec<(usize, Worker)>,
     generation: u64,
@@ -269,6 +272,7 @@ impl Supervisor<'_> {
             if self.kill_at.is_some_and(|at| at <= Instant::now()) {
                 self.kill();
             }
+            self.beforehand.go_on(self.options);
             if self.is_leaving && self.workers.is_empty() {
                 return Ok(LaunchEnd::Stopped(self.requests.stop.load(Ordering::Relaxed)));
             }
@@ -362,6 +366,8 @@ impl Supervisor<'_> {
         // Of a generation that went on without this host.
         self.kill();
         self.workers.clear();
+        let of_generation = place.map(|place| place.num_processes);
+        self.beforehand.follow(self.options, full_processes, of_generation);
         let Some(HostPlace { first_process, num_processes, .. }) = place else {
             say(&format!("launch: generation {generation} runs without this host, which waits"));
             return Ok(());

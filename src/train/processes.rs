@@ -21,17 +21,25 @@ use crate::pjrt::{Placement, Process};
 #[derive(Clone, Copy, Default)]
 pub(super) struct Processes<'a> {
     member: Option<&'a Member>,
+    /// Of processes that are not there, for which programs are compiled.
+    absent: Option<Process>,
 }
 
 impl<'a> Processes<'a> {
     /// The processes that `member` belongs to; `None` if there is only one.
     pub fn of(member: Option<&'a Member>) -> Self {
-        Self { member }
+        Self { member, absent: None }
+    }
+
+    /// The first of so many processes, none of which is there: only their programs are compiled.
+    pub fn absent(num_processes: usize) -> Self {
+        Self { member: None, absent: Some(Process { index: 0, num_processes }) }
     }
 
     /// This process among them.
     pub fn this(&self) -> Process {
-        self.member.map_or(Process::ONLY, |member| member.process())
+        let member = self.member.map(Member::process);
+        member.or(self.absent).unwrap_or(Process::ONLY)
     }
 
     /// `true` for the one that writes the files of the run and reports about it.

@@ -413,6 +413,23 @@ impl LoweredPrograms {
             step_graph: self.step_graph,
         })
     }
+
+    /// Compiles all programs for others to load.
+    ///
+    /// # Errors
+    /// If the compiler fails.
+    pub(super) fn compile_into_cache(
+        self,
+        client: &Client,
+        settings: &CompileSettings,
+    ) -> Result<(), Error> {
+        let first = [self.step, self.init].into_iter().chain(self.steps);
+        let later = [self.eval, self.proof].into_iter().chain(self.smaller.into_iter().flatten());
+        for UncompiledProgram { program, .. } in first.chain(later).chain(self.observed) {
+            settings.compile(client, &program)?;
+        }
+        Ok(())
+    }
 }
 
 /// Compiles a program that few runs need, when it is needed. It takes one leaf of the state.

@@ -150,7 +150,7 @@ pub(super) fn open_timed(
         }
         match processes.member() {
             Some(member) => client.use_host_collectives(member.rendezvous()?)?,
-            None if config.parallel.host_collectives.or(false) => {
+            None if config.parallel.host_collectives.or(num_processes > 1) => {
                 client
                     .use_host_collectives(Arc::new(Rendezvous::new().map_err(Error::Threads)?))?;
             }
@@ -188,6 +188,43 @@ fn with_overrides(error: Error, config: &Config) -> Error {
     }
 }
 
+/// The programs of a job, for the devices of these processes.
+fn lower(
+    Job { config, model, splits }: &Job<'_>,
+    processes: Processes<'_>,
+    (mesh, platform): (Mesh, Platform),
+    spans: &StartupSpans,
+) -> Result<(Run, LoweredPrograms), Error> {
+    let mut run = Run::new(config, splits, mesh, platform)?;
+    let num_processes = processes.this().num_processes;
+    let of_process = mesh.num_replicas() / num_processes.max(1);
+    let replicas_per_host = config.parallel.replicas_per_host.or(of_process);
+    run.lowering.set_replicas_per_host(replicas_per_host);
+    if platform == Platform::Cpu && num_processes > 1 {
+        run.lowering.host_collectives = Some(num_processes);
+    }
+    let lowered = LoweredPrograms::new(&run, *model, spans)?;
+    Ok((run, lowered))
+}
+
+/// Compiles the programs that so many processes would start with into the compile cache. Only on
+/// the CPU backend: elsewhere the devices belong to the processes that train.
+///
+/// # Errors
+/// If the job cannot run in so many processes, or the compiler fails.
+pub fn compile_beforehand(job: &Job<'_>, num_processes: usize) -> Result<(), Error> {
+    let processes = Processes::absent(num_processes);
+    let spans = StartupSpans::new(Instant::now());
+    let mesh = mesh_among(job.config, processes)?;
+    if platform_on_host(job.config) != Some(Platform::Cpu) {
+        return Ok(());
+    }
+    let (run, lowered) = lower(job, processes, (mesh, Platform::Cpu), &spans)?;
+    let (client, _) = open_timed(job.config, processes, &spans, |_| ())?;
+    let settings = run.compile.for_devices(&client, &mesh);
+    lowered.compile_into_cache(&client, &settings)
+}
+
 /// The whole startup, from a job to a state on the devices. `check` is called between the phases,
 /// and its error ends the startup. `load` gets the run, the leaves of its state and the
 /// specifications of what files of a model hold, and returns the model to start from if it is not
@@ -199,20 +236,9 @@ pub(super) fn start(
     check: impl Fn() -> Result<(), Error>,
     load: impl FnOnce(&Run, &Tree<LeafSpec>, &Tree<LeafSpec>) -> Result<Option<OpenModel>, Error>,
 ) -> Result<(Client, Run, Trainer), Error> {
-    let Job { config, model, splits } = job;
+    let config = job.config;
     check()?;
-    let lower = |mesh, platform| {
-        let mut run = Run::new(config, splits, mesh, platform)?;
-        let num_processes = processes.this().num_processes;
-        let of_process = mesh.num_replicas() / num_processes.max(1);
-        let replicas_per_host = config.parallel.replicas_per_host.or(of_process);
-        run.lowering.set_replicas_per_host(replicas_per_host);
-        if platform == Platform::Cpu && processes.member().is_some() {
-            run.lowering.host_collectives = Some(num_processes);
-        }
-        let lowered = LoweredPrograms::new(&run, *model, spans)?;
-        Ok::<_, Error>((run, lowered))
-    };
+    let lower = |mesh, platform| lower(job, processes, (mesh, platform), spans);
     let waiting = processes.waiting("opening the devices");
     let is_mesh_known = |platform| platform == Platform::Cpu || config.mesh.fixed().is_some();
     let (client, (run, lowered)) = match platform_on_host(config) {

@@ -5,6 +5,7 @@
 //!   run
 //! - `hosts`: two hosts, whose network is cut and whose supervisors are killed
 //! - `elastic`: hosts that come, leave and are killed, and the same curve
+//! - `beforehand`: programs that are compiled before a host is lost
 //! - `snapshots`: the state in the memory of supervisors, after failures of every kind
 //! - `coordinator`: the coordinator and its sessions, without processes
 //! - `slow`: processes that are late or have slow devices
@@ -14,6 +15,7 @@
 //!
 //! All traffic stays on loopback addresses and in network namespaces.
 
+mod beforehand;
 mod bits;
 mod chaos;
 mod coordinator;
@@ -192,35 +194,33 @@ fn variable(pid: u32, name: &str) -> Option<String> {
     found.map(|pair| String::from_utf8_lossy(&pair[prefix.len()..]).into_owned())
 }
 
-/// The workers of a supervisor that have not ended, whether or not it has.
-fn workers_of(supervisor: u32) -> Vec<(usize, u32)> {
-    let mut found = vec![];
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
+/// The processes that a supervisor has started and that have not ended, whether or not it has.
+fn supervised_by(supervisor: u32) -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(move |pid| {
         let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let is_alive = !state.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z');
-        let is_of = variable(pid, "LOCKSTEP_SUPERVISOR") == Some(supervisor.to_string());
-        let index = variable(pid, "LOCKSTEP_PROCESS_INDEX").and_then(|index| index.parse().ok());
-        if is_alive
-            && is_of
-            && let Some(index) = index
-        {
-            found.push((index, pid));
-        }
-    }
+        is_alive && variable(*pid, "LOCKSTEP_SUPERVISOR") == Some(supervisor.to_string())
+    })
+}
+
+/// The workers among them, by process index.
+fn workers_of(supervisor: u32) -> Vec<(usize, u32)> {
+    let index = |pid| variable(pid, "LOCKSTEP_PROCESS_INDEX")?.parse().ok();
+    let indexed = |pid| Some((index(pid)?, pid));
+    let mut found: Vec<_> = supervised_by(supervisor).filter_map(indexed).collect();
     found.sort_unstable();
     found
 }
 
-/// Waits for a short while until no worker of a supervisor is left.
+/// Waits for a short while until nothing that a supervisor has started is left.
 #[track_caller]
 fn none_left(supervisor: u32) {
     let start = Instant::now();
-    while !workers_of(supervisor).is_empty() {
-        let left = workers_of(supervisor);
-        assert!(start.elapsed() < Duration::from_secs(10), "workers were left: {left:?}");
+    while supervised_by(supervisor).next().is_some() {
+        let left: Vec<_> = supervised_by(supervisor).collect();
+        assert!(start.elapsed() < Duration::from_secs(10), "processes were left: {left:?}");
         thread::sleep(Duration::from_millis(10));
     }
 }
