@@ -96,6 +96,7 @@ fn launch_here(args: &BenchArgs, num_processes: usize) -> Result<ExitCode> {
         stuck_after: None,
         record_dir: None,
         start_within: START_WITHIN,
+        interface: None,
     };
     launch::check_num_local(num_processes, "--processes")?;
     Ok(launch::exit_code(launch(&options, &launch::watch()?)?))

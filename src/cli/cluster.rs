@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::launch::job_name;
+use super::machine::MachineNotes;
 use super::place::{self, Fault, OwnPlace, Weight};
 use crate::checkpoint;
 use crate::cluster::environment::Environment;
@@ -72,7 +73,10 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         gpus: own_gpus(config, &environment),
         say,
     });
-    Ok(Some(member?))
+    let member = member?;
+    let mut notes = MachineNotes::new(&config.device.backend);
+    member.watch_machine(move || notes.now())?;
+    Ok(Some(member))
 }
 
 /// The GPU of this process, if it is one of several on its host. `None` if it may use all that it

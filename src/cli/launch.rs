@@ -92,7 +92,14 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
                         train --out DIR and --resume";
             return Err(wrong_usage(text));
         }
-        size.multiple_of = process_multiple(&command, full_processes)?;
+    }
+    // What is wrong with it the workers say, unless it decides who may take part.
+    let config = match train_config(&command) {
+        Err(error) if size.is_elastic() => return Err(error),
+        config => config.unwrap_or_default(),
+    };
+    if let (true, Some(config)) = (size.is_elastic(), &config) {
+        size.multiple_of = config.process_multiple(full_processes)?;
     }
     let secret = match rules.token()? {
         Some(secret) => secret,
@@ -128,18 +135,20 @@ pub fn run(args: LaunchArgs) -> Result<ExitCode> {
         stuck_after,
         record_dir: rules.record_dir,
         start_within,
+        interface: config.and_then(|config| config.cluster.interface),
     };
     Ok(exit_code(launch::launch(&options, &requests)?))
 }
 
-/// The number of processes of each generation is a multiple of this.
-fn process_multiple(command: &[OsString], full_processes: usize) -> Result<usize> {
+/// The configuration of a run that is launched; `None` if it is a measurement.
+fn train_config(command: &[OsString]) -> Result<Option<Config>> {
     let words = std::iter::once("lockstep".into()).chain(command.iter().cloned());
-    let Command::Train(TrainArgs { config, .. }) = Args::try_parse_from(words)?.command else {
-        return Ok(1);
-    };
-    let config = Config::load(&config.config, &config.sets())?;
-    Ok(config.process_multiple(full_processes)?)
+    match Args::try_parse_from(words)?.command {
+        Command::Train(TrainArgs { config, .. }) => {
+            Ok(Some(Config::load(&config.config, &config.sets())?))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Checks that this host can run so many processes.

@@ -25,6 +25,7 @@ mod init;
 mod labels;
 mod launch;
 mod logging;
+mod machine;
 mod manual;
 mod output;
 mod picture;

@@ -189,6 +189,7 @@ mod tests {
             waits_for: vec![],
             steps: vec![],
             changes,
+            machine: String::new(),
         }
     }
 

@@ -6,6 +6,9 @@ use std::time::Duration;
 use super::messages::{ChangeRow, Extend, Heartbeat, StepRow, micros};
 use super::report::{Phase, PhaseChange, ProbeTime, Report, StepTimes};
 
+/// More of what a machine tells is not kept.
+const MAX_MACHINE_CHARS: usize = 400;
+
 impl Heartbeat {
     pub fn new(report: &Report, extend: Option<Extend>, saved_step: Option<u64>) -> Self {
         let index = |&process: &usize| u32::try_from(process).ok();
@@ -20,6 +23,7 @@ impl Heartbeat {
             saved_step,
             first_replica: index(&report.replicas.start).unwrap_or(0),
             num_replicas: index(&report.replicas.len()).unwrap_or(0),
+            machine: report.machine.clone(),
         }
     }
 
@@ -60,8 +64,14 @@ impl Heartbeat {
             waits_for: self.waits_for.iter().map(|&process| process as usize).collect(),
             steps: self.steps.iter().map(step).collect(),
             changes: self.changes.iter().map(change).collect(),
+            machine: plain(&self.machine),
         }
     }
+}
+
+/// In one line that is not too long, whoever has written it.
+fn plain(text: &str) -> String {
+    text.chars().filter(|char| !char.is_control()).take(MAX_MACHINE_CHARS).collect()
 }
 
 impl From<&StepTimes> for StepRow {
@@ -113,10 +123,21 @@ mod tests {
                 }),
             }],
             changes: vec![PhaseChange { phase: Phase::Data, step: 7, ago: Duration::from_secs(1) }],
+            machine: "GPU 3: 84 C".to_owned(),
         };
         let bytes = Heartbeat::new(&report, None, Some(0)).encode_to_vec();
         let heartbeat = Heartbeat::decode(&*bytes).unwrap();
         assert_eq!(heartbeat.report(3), report);
         assert_eq!(heartbeat.saved_step, Some(0));
+    }
+
+    #[test]
+    fn what_a_machine_tells_is_a_line() {
+        let heartbeat = Heartbeat {
+            machine: format!("\u{1b}[2J\n{}", "x".repeat(1000)),
+            ..Heartbeat::default()
+        };
+        let machine = heartbeat.report(0).machine;
+        assert!(machine.starts_with("[2Jxxx") && machine.len() == MAX_MACHINE_CHARS, "{machine}");
     }
 }

@@ -19,6 +19,8 @@ use crate::pjrt::{KeyValueStore, Process};
 const CLOSE: Duration = Duration::from_secs(5);
 /// How often the processes are looked after.
 const CHECK: Duration = Duration::from_millis(250);
+/// How often the machine is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 /// A process that waits in a collective for longer than this reports it.
 const LATE: Duration = Duration::from_millis(200);
 /// The user hears that a process still waits for a host's address, or for the others, after this
@@ -256,6 +258,25 @@ impl Member {
             }
         });
         Ok(self.rendezvous.get_or_init(|| rendezvous).clone())
+    }
+
+    /// Has `describe` say what the machine tells of why this process may be slow, again and again
+    /// as long as this is a member. Empty if nothing.
+    ///
+    /// # Errors
+    /// If a thread cannot be had.
+    pub fn watch_machine(
+        &self,
+        mut describe: impl FnMut() -> String + Send + 'static,
+    ) -> io::Result<()> {
+        let (session, phase) = (self.session.clone(), Arc::downgrade(&self.phase));
+        let watch = move || {
+            while phase.strong_count() > 0 {
+                session.set_machine(describe());
+                thread::sleep(LOOK);
+            }
+        };
+        thread::Builder::new().name("machine".to_owned()).spawn(watch).map(drop)
     }
 
     /// Says what this process does from now on, in which step. Cheap.

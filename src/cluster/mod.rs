@@ -42,7 +42,7 @@ pub use host_collectives::{LastProcess, LaunchWaits, LinkError, LinkOptions, Lin
 pub use member::{Member, MemberError, MemberOptions};
 pub use members::{Directive, Formation, GenerationEnd, Holders, Peer, SlowPeer};
 pub use overseer::Overseer;
-pub use own_host::{Whereabouts, host_name, local_address};
+pub use own_host::{Whereabouts, host_name, interface_address, local_address, slower_interface};
 pub use report::{Phase, PhaseChange, ProbeTime, Report, SlowCause, StepTimes, thin};
 pub use roster::{HostPlace, JobSize};
 pub use secret::{Secret, SecretError, random_bytes};

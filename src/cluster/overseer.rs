@@ -74,13 +74,17 @@ impl Overseer {
                 && *factor >= self.limits.slow_factor
                 && watched.named.insert(who.process_index)
             {
+                let machine = match watched.watchdog.machine(who.process_index) {
+                    "" => String::new(),
+                    told => format!("; its machine: {told}"),
+                };
                 slow.push(SlowPeer {
                     process_index: who.process_index,
                     host: who.name.host.clone(),
                     factor: *factor,
                     since_step: *since_step,
                     cause: *cause,
-                    text: verdict.to_string(),
+                    text: format!("{verdict}{machine}"),
                 });
             }
         }

@@ -1,6 +1,7 @@
 //! This machine as others see it: its name, and which addresses are its own.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::Path;
 use std::{fs, io, process};
 
 /// Where a host is, seen from this machine.
@@ -75,6 +76,38 @@ pub fn interface_address(name: &str) -> Result<IpAddr, String> {
     ))
 }
 
+/// What to change if this machine has a network interface that is at least twice as fast as the one
+/// with this address, and has an address itself. Interfaces that do not tell how fast they are do
+/// not count.
+pub fn slower_interface(own: IpAddr) -> Option<String> {
+    let all = if_addrs::get_if_addrs().ok()?;
+    let usable = all.into_iter().filter(|it| !it.is_loopback() && !it.is_link_local());
+    let speeds = usable.filter_map(|interface| {
+        let file = Path::new("/sys/class/net").join(&interface.name).join("speed");
+        let megabits = fs::read_to_string(file).ok()?.trim().parse().ok()?;
+        Some((interface.ip(), interface.name, megabits))
+    });
+    slower_of(own, &speeds.collect::<Vec<_>>())
+}
+
+/// As [`slower_interface`], of interfaces with these addresses, names and Mbit/s.
+fn slower_of(own: IpAddr, interfaces: &[(IpAddr, String, i64)]) -> Option<String> {
+    let (_, own_name, own_speed) = interfaces.iter().find(|(ip, ..)| *ip == own)?;
+    let (_, name, speed) = interfaces.iter().max_by_key(|(.., speed)| *speed)?;
+    // -1 says that it is not known.
+    let is_slower = *own_speed > 0 && speed / 2 >= *own_speed;
+    let gigabits = |speed: &i64| *speed as f64 / 1e3;
+    is_slower.then(|| {
+        format!(
+            "{} sends state to other hosts by {own_name} ({} Gbit/s), although {name} has {} \
+             Gbit/s; if it leads to them, set cluster.interface = {name:?}",
+            host_name(),
+            gigabits(own_speed),
+            gigabits(speed),
+        )
+    })
+}
+
 /// The name of this machine, for messages.
 pub fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname");
@@ -104,5 +137,21 @@ mod tests {
         assert_eq!(interface_address("lo"), Ok(Ipv4Addr::LOCALHOST.into()));
         let error = interface_address("lo9").unwrap_err();
         assert!(error.contains("no such interface") && error.contains("lo (127.0.0.1)"), "{error}");
+    }
+
+    #[test]
+    fn a_faster_interface_is_named() {
+        let interface = |last: u8, name: &str, megabits| {
+            (IpAddr::from([10, 0, 0, last]), name.to_owned(), megabits)
+        };
+        let found = |own: u8, all: &[_]| slower_of([10, 0, 0, own].into(), all);
+        let all = [interface(1, "eth0", 10_000), interface(2, "ib0", 400_000)];
+        let text = found(1, &all).unwrap();
+        assert!(text.contains("eth0 (10 Gbit/s), although ib0 has 400 Gbit/s"), "{text}");
+        assert_eq!(found(2, &all), None);
+        assert_eq!(found(3, &all), None, "of another machine");
+        assert_eq!(found(1, &[interface(1, "eth0", -1), interface(2, "eth1", 1000)]), None);
+        assert_eq!(found(1, &[interface(1, "eth0", 1000), interface(2, "eth1", -1)]), None);
+        assert_eq!(found(1, &[interface(1, "eth0", 1000), interface(2, "eth1", 1000)]), None);
     }
 }

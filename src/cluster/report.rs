@@ -192,6 +192,8 @@ pub struct Report {
     /// Phase changes since the last report, in order. The sender bounds their number and drops the
     /// oldest.
     pub changes: Vec<PhaseChange>,
+    /// What its machine tells of why it may be slow; empty if nothing.
+    pub machine: String,
 }
 
 /// Reduces a list of steps, in order, to at most `max`. Steps of all processes must stay

@@ -37,8 +37,8 @@ pub struct ClusterConfig {
     /// get in, but who is on the way can read and change values: for private networks.
     pub links: LinkSecurity,
     /// The network interface of each host, such as `"eth1"`, through which the other processes
-    /// connect to it: for host collectives on the fastest network. The coordinator listens at its
-    /// own address.
+    /// connect to it: for host collectives and copies of snapshots on the fastest network. The
+    /// coordinator listens at its own address.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("values" = "name", "absent" = "the one on the way to the coordinator"))]
     pub interface: Option<String>,

@@ -101,6 +101,9 @@ pub struct LaunchOptions {
     pub record_dir: Option<PathBuf>,
     /// Time within which enough supervisors must have started.
     pub start_within: Duration,
+    /// The network interface that other supervisors connect to, for copies of snapshots; `None` for
+    /// the one on the way to the coordinator.
+    pub interface: Option<String>,
 }
 
 /// What reaches the supervisor from outside: signals.

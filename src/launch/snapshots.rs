@@ -1,13 +1,16 @@
 //! The snapshots that a supervisor holds, and the copies of them that it sends to the next host.
 
+use std::io;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::LaunchOptions;
 use crate::cluster::{
-    HolderLink, Secret, SnapshotHolder, SnapshotRecord, SnapshotSlot, local_address,
+    HolderLink, Secret, SnapshotHolder, SnapshotRecord, SnapshotSlot, interface_address,
+    local_address, slower_interface,
 };
 use crate::observe::say;
 
@@ -17,6 +20,8 @@ const POLL: Duration = Duration::from_millis(20);
 const ATTEMPTS: u32 = 3;
 /// The wait after the next host could not keep a copy.
 const AGAIN: Duration = Duration::from_secs(1);
+/// The rate of smaller snapshots says little about the network.
+const MEASURED_BYTES: u64 = 1 << 20;
 
 /// The snapshots of the processes of this host. A thread sends each to the next host.
 pub(super) struct SupervisorSnapshots {
@@ -29,6 +34,8 @@ struct SnapshotSender {
     secret: Secret,
     job: String,
     ring: Mutex<Ring>,
+    /// How fast copies are sent.
+    has_said: AtomicBool,
 }
 
 /// The place of this host among those that keep each other's copies.
@@ -40,14 +47,22 @@ struct Ring {
 }
 
 impl SupervisorSnapshots {
-    /// Slots for the processes of this host, served at its address on the way to the coordinator.
-    /// Without them the job runs all the same.
+    /// Slots for the processes of this host, served at its address for others. Without them the job
+    /// runs all the same.
     pub fn start(coordinator: &str, options: &LaunchOptions) -> Self {
         let (secret, job) = (options.secret.clone(), options.job.clone());
         let start = |local: IpAddr| SnapshotHolder::start(local, options.num_local, &secret, &job);
-        let sender = local_address(coordinator).and_then(start).and_then(|holder| {
+        let address = match &options.interface {
+            Some(name) => interface_address(name).map_err(io::Error::other),
+            None => local_address(coordinator),
+        };
+        if let Some(text) = address.as_ref().ok().and_then(|own| slower_interface(*own)) {
+            say(&format!("warning: {text}"));
+        }
+        let sender = address.and_then(start).and_then(|holder| {
             let ring = Mutex::default();
-            let sender = Arc::new(SnapshotSender { holder, secret, job, ring });
+            let has_said = AtomicBool::new(false);
+            let sender = Arc::new(SnapshotSender { holder, secret, job, ring, has_said });
             let sending = Arc::downgrade(&sender);
             thread::Builder::new().name("copies".to_owned()).spawn(move || send_all(&sending))?;
             Ok(sender)
@@ -136,7 +151,7 @@ fn send(
     link: &mut Option<(Ring, HolderLink)>,
     record: &SnapshotRecord,
     slot: &SnapshotSlot,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
     if !ring.next.is_empty() {
         let opened = link.take().filter(|(of, _)| of == ring);
         let (_, open) = link.insert(match opened {
@@ -146,9 +161,17 @@ fn send(
                 (ring.clone(), opened)
             }
         });
+        let begun = Instant::now();
         if !open.keep(record, slot)? {
             // It has changed: what is in the slot now comes next.
             return Ok(());
+        }
+        if record.data_bytes >= MEASURED_BYTES && !sender.has_said.swap(true, Relaxed) {
+            let mb_per_sec = record.data_bytes as f64 / 1e6 / begun.elapsed().as_secs_f64();
+            say(&format!(
+                "launch: copies of snapshots reach the next host, {}, with {mb_per_sec:.0} MB/s",
+                ring.next
+            ));
         }
     }
     slot.set_copied(record.id)
@@ -193,8 +216,13 @@ mod tests {
     #[test]
     fn each_snapshot_of_the_generation_is_sent_once_there_is_somebody() {
         let (secret, job) = (Secret::new(vec![7; 32]), "job".to_owned());
-        let sender =
-            Arc::new(SnapshotSender { holder: holder(), secret, job, ring: Mutex::default() });
+        let sender = Arc::new(SnapshotSender {
+            holder: holder(),
+            secret,
+            job,
+            ring: Mutex::default(),
+            has_said: AtomicBool::default(),
+        });
         let snapshots = SupervisorSnapshots { sender: Some(sender.clone()) };
         let sending = Arc::downgrade(&sender);
         let thread = thread::spawn(move || send_all(&sending));

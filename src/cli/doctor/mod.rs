@@ -22,7 +22,7 @@ use network::{Network, nccl_variables};
 use nvidia::Nvidia;
 use plugins::{PluginReport, examine};
 
-pub use nvidia::probe_here as probe_nvidia_here;
+pub use nvidia::{GpuNotes, probe_here as probe_nvidia_here};
 pub use plugins::probe_here as probe_plugin_here;
 
 /// All that `doctor` reports.

@@ -93,7 +93,27 @@ impl Nvidia {
     }
 }
 
+/// Reasons of a lower clock that say nothing about a GPU that works.
+const HARMLESS: [&str; 2] = ["gpu_idle", "applications_clocks_setting"];
+
 impl NvidiaGpu {
+    /// Why it may be slow; `None` if it reports no reason.
+    fn note(&self, index: u32) -> Option<String> {
+        let reasons = self.throttle_reasons.iter().map(String::as_str);
+        let reasons: Vec<_> = reasons.filter(|reason| !HARMLESS.contains(reason)).collect();
+        let errors = self.uncorrected_ecc_errors.filter(|number| *number > 0);
+        if reasons.is_empty() && errors.is_none() {
+            return None;
+        }
+        let mut facts: Vec<String> = reasons.into_iter().map(str::to_owned).collect();
+        if let (Some(now), Some(most)) = (self.sm_clock_mhz, self.max_sm_clock_mhz) {
+            facts.push(format!("SM {now} of {most} MHz"));
+        }
+        facts.extend(self.temperature_celsius.map(|celsius| format!("{celsius} C")));
+        facts.extend(errors.map(|number| format!("{number} uncorrected ECC errors")));
+        Some(format!("GPU {index}: {}", facts.join(" ")))
+    }
+
     fn line(&self, index: usize) -> String {
         let gigabytes = |bytes: u64| bytes as f64 / 1e9;
         let mut facts = vec![self.name.clone()];
@@ -147,6 +167,23 @@ fn driver() -> Result<Driver, NvmlError> {
     })
 }
 
+/// What GPUs tell of why they may be slow.
+pub struct GpuNotes(Nvml);
+
+impl GpuNotes {
+    /// `None` without a driver.
+    pub fn new() -> Option<Self> {
+        Nvml::builder().lib_path(OsStr::new(NVML)).init().ok().map(Self)
+    }
+
+    /// A note for each GPU of this machine that is notable.
+    pub fn now(&self) -> Vec<String> {
+        let gpus = (0..self.0.device_count().unwrap_or(0))
+            .filter_map(|index| Some((index, gpu(&self.0.device_by_index(index).ok()?))));
+        gpus.filter_map(|(index, gpu)| gpu.note(index)).collect()
+    }
+}
+
 /// Not every GPU and driver reports everything.
 fn gpu(device: &Device<'_>) -> NvidiaGpu {
     let memory = device.memory_info().ok();
@@ -169,5 +206,30 @@ fn gpu(device: &Device<'_>) -> NvidiaGpu {
         throttle_reasons: reasons.map(|(name, _)| name.to_ascii_lowercase()).collect(),
         persistence_mode: device.is_in_persistent_mode().ok(),
         uncorrected_ecc_errors: errors.ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_is_held_back_says_why() {
+        let note = |reasons: &[&str], uncorrected_ecc_errors| {
+            let gpu = NvidiaGpu {
+                sm_clock_mhz: Some(1200),
+                max_sm_clock_mhz: Some(1980),
+                temperature_celsius: Some(87),
+                throttle_reasons: reasons.iter().map(|reason| (*reason).to_owned()).collect(),
+                uncorrected_ecc_errors,
+                ..NvidiaGpu::default()
+            };
+            gpu.note(3)
+        };
+        assert_eq!(note(&["gpu_idle"], Some(0)), None);
+        let slow = note(&["hw_thermal_slowdown", "gpu_idle"], None);
+        assert_eq!(slow.as_deref(), Some("GPU 3: hw_thermal_slowdown SM 1200 of 1980 MHz 87 C"));
+        let broken = note(&[], Some(2)).unwrap();
+        assert!(broken.ends_with("87 C 2 uncorrected ECC errors"), "{broken}");
     }
 }

@@ -184,6 +184,9 @@ pub struct Heartbeat {
     pub first_replica: u32,
     #[prost(uint32, tag = "10")]
     pub num_replicas: u32,
+    /// What its machine tells of why it may be slow; empty if nothing.
+    #[prost(string, tag = "11")]
+    pub machine: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StepRow {

@@ -20,6 +20,7 @@ pub struct Activity {
     changes: VecDeque<(Phase, u64, Instant)>,
     steps: Vec<StepTimes>,
     saved_step: Option<u64>,
+    machine: String,
 }
 
 impl Activity {
@@ -34,6 +35,7 @@ impl Activity {
             changes: VecDeque::new(),
             steps: Vec::new(),
             saved_step: None,
+            machine: String::new(),
         }
     }
 
@@ -53,6 +55,10 @@ impl Activity {
 
     pub fn set_replicas(&mut self, replicas: Range<usize>) {
         self.replicas = replicas;
+    }
+
+    pub fn set_machine(&mut self, text: String) {
+        self.machine = text;
     }
 
     pub fn set_waits_for(&mut self, processes: &[usize]) {
@@ -97,6 +103,7 @@ impl Activity {
             waits_for: self.waits_for.clone(),
             steps: taken.steps.clone(),
             changes: taken.changes.iter().map(change).collect(),
+            machine: self.machine.clone(),
         };
         (report, taken)
     }

@@ -187,6 +187,11 @@ impl Session {
         self.life().progress().set_replicas(replicas);
     }
 
+    /// What the machine tells of why this process may be slow; empty if nothing.
+    pub fn set_machine(&self, text: String) {
+        self.life().progress().set_machine(text);
+    }
+
     /// In the current phase this process waits for data of these others.
     pub fn set_waits_for(&self, processes: &[usize]) {
         self.life().progress().set_waits_for(processes);

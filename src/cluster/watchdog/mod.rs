@@ -43,6 +43,8 @@ struct Last {
     reported: Reported,
     heard: Instant,
     has_left: bool,
+    /// What its machine tells of why it may be slow; empty if nothing.
+    machine: String,
 }
 
 impl Watchdog {
@@ -58,6 +60,7 @@ impl Watchdog {
             },
             heard: now,
             has_left: false,
+            machine: String::new(),
         };
         Self {
             limits,
@@ -73,6 +76,7 @@ impl Watchdog {
     pub fn receive(&mut self, report: &Report, arrived: Instant) {
         let Some(last) = self.last.get_mut(report.process_index) else { return };
         last.heard = last.heard.max(arrived);
+        last.machine.clone_from(&report.machine);
         if !report.replicas.is_empty() {
             self.names[report.process_index].replicas = report.replicas.clone();
         }
@@ -100,6 +104,11 @@ impl Watchdog {
         if let Some(last) = self.last.get_mut(process_index) {
             last.has_left = true;
         }
+    }
+
+    /// What the machine of a process tells of why it may be slow; empty if nothing.
+    pub fn machine(&self, process_index: usize) -> &str {
+        self.last.get(process_index).map_or("", |last| &last.machine)
     }
 
     /// The median time of recent steps; `None` until all processes have reported one.

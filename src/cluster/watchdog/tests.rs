@@ -481,7 +481,8 @@ fn report(reported: Reported) -> Report {
     let Reported { process_index, phase, step, in_phase, waits_for } = reported;
     let replicas = 2 * process_index..2 * process_index + 2;
     let (steps, changes) = (vec![], vec![]);
-    Report { process_index, replicas, phase, step, in_phase, waits_for, steps, changes }
+    let machine = String::new();
+    Report { process_index, replicas, phase, step, in_phase, waits_for, steps, changes, machine }
 }
 
 fn names(num_processes: usize) -> Vec<WorkerName> {
