@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::observe::{Status, Summary, say};
 use crate::train::{self, Error, Options, Outcome, Resume, Stop, params_file};
 
-/// For `nice`.
+/// As of `nice`.
 const LOWEST_PRIORITY: i32 = 19;
 /// How long a process that was killed may keep the directories of its run.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -80,7 +80,7 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
 fn compile_beforehand(args: &TrainArgs, num_processes: usize) -> Result<ExitCode> {
     cluster::follow_supervisor()?;
     // At the usual priority it does the same.
-    let _ = rustix::process::nice(LOWEST_PRIORITY);
+    let _ = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
     let compile = || {
         let mut config = Config::load(&args.config.config, &args.config.sets())?;
         cluster::fit_roster(&mut config)?;

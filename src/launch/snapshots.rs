@@ -196,6 +196,7 @@ mod tests {
             base: SnapshotId::default(),
             process_index: 0,
             num_processes: 1,
+            num_parts: 1,
             data_bytes: 4,
             meta_bytes: 2,
         };

@@ -187,6 +187,7 @@ mod tests {
                 base: SnapshotId::default(),
                 process_index,
                 num_processes: 4,
+                num_parts: 4,
                 data_bytes: 1,
                 meta_bytes: 1,
             },

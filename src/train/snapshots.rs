@@ -51,6 +51,8 @@ pub(super) struct Snapshots {
     base: SnapshotId,
     /// The one that was taken last, and when.
     last: Option<(SnapshotId, Instant)>,
+    /// Parts that make up a whole one, once one was taken.
+    num_parts: usize,
     in_flight: Option<JoinHandle<io::Result<Duration>>>,
     /// Seconds that the one before has cost.
     cost: f64,
@@ -104,6 +106,7 @@ impl Snapshots {
             steps_per_epoch,
             base: base.unwrap_or_default(),
             last: None,
+            num_parts: 0,
             in_flight: None,
             cost: 0.0,
             failure,
@@ -238,6 +241,7 @@ impl Snapshots {
         let holder = self.access.own_holder.clone();
         let own = SlotBytes { holder, wanted: wanted as u64, held };
         let all = processes.gather("snapshot/bytes", own)?;
+        self.num_parts = num_parts(&all);
         if let Err(error) = check_memory(bytes_needed(&all, &self.access.own_holder)) {
             self.failure = Some(error.to_string());
         }
@@ -254,6 +258,9 @@ impl Snapshots {
         let Some(slots) = self.slots.clone() else { return Ok(()) };
         let step = trainer.steps_taken();
         let leaves = copy_to_host(trainer.state())?;
+        if self.last.is_none() {
+            self.check_memory(processes, &slots, &leaves)?;
+        }
         let saved_at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let run = RunRecord {
             step,
@@ -269,12 +276,10 @@ impl Snapshots {
             base: self.base,
             process_index: process.index,
             num_processes: process.num_processes,
+            num_parts: self.num_parts,
             data_bytes: 0,
             meta_bytes: 0,
         };
-        if self.last.is_none() {
-            self.check_memory(processes, &slots, &leaves)?;
-        }
         let (flush, fits) = (recorder.flush_later(), self.failure.is_none());
         let write = move || match fits {
             true => write(&slots, record, &leaves, run, flush),
@@ -301,6 +306,11 @@ struct SlotBytes {
     wanted: u64,
     /// Both slots, now.
     held: u64,
+}
+
+/// The parts that make up a whole: processes after them have no values, because others have theirs.
+fn num_parts(all: &[SlotBytes]) -> usize {
+    all.iter().rposition(|process| process.wanted > 0).map_or(1, |last| last + 1)
 }
 
 /// Bytes that the supervisor `own` needs beside what it has: two snapshots of each own process, and
@@ -404,6 +414,17 @@ mod tests {
         assert_eq!(bytes_needed(&hosts, "b"), 6 + 22);
         let again = [process("a", 10, 20), process("b", 10, 20)];
         assert_eq!(bytes_needed(&again, "a"), 0);
+    }
+
+    #[test]
+    fn processes_without_values_are_no_part_of_the_whole() {
+        let process = |wanted| SlotBytes { holder: "a".to_owned(), wanted, held: 0 };
+        let parts =
+            |wanted: &[u64]| num_parts(&wanted.iter().map(|it| process(*it)).collect::<Vec<_>>());
+        assert_eq!(parts(&[9, 0, 0, 0]), 1);
+        assert_eq!(parts(&[9, 9, 0, 0]), 2);
+        assert_eq!(parts(&[9, 0, 9, 9]), 4);
+        assert_eq!(parts(&[0, 0]), 1);
     }
 
     #[test]

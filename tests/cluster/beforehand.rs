@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, DirEntry};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -67,18 +68,20 @@ fn a_lost_host_leaves_nothing_to_compile() {
     ];
     let args = train(DIGITS, &sets, &["--resume", "--out", text(&out)]);
     let size = ["--hosts", "2:3", "--processes-per-host", "1"];
-    let args = launch_hosts(&[size.as_slice(), &["--coordinator", &address]].concat(), &args);
+    let coordinator = ["--coordinator", &address, "--external-coordinator"];
+    let args = launch_hosts(&[size.as_slice(), &coordinator].concat(), &args);
     let variables =
         [("LOCKSTEP_TOKEN", "0123456789abcdef0123456789abcdef"), ("LOCKSTEP_CACHE", text(&cache))];
     let start = || Running::start_with(dir.path(), &args, &variables);
-    // The first one runs the coordinator.
-    let mut first = start();
-    first.until("the coordinator", |_| TcpStream::connect(&address).is_ok());
-    let (mut second, mut third) = (start(), start());
-    third.until("3 hosts", |_| first.said().contains("runs: 3 processes"));
+    let (mut first, mut second, mut third) = (start(), start(), start());
+    // They find it together, so that there is no generation of two.
+    thread::sleep(Duration::from_secs(2));
+    let listen = ["coordinator", "--listen", &address].map(str::to_owned);
+    let mut coordinator = Running::start_with(dir.path(), &listen, &variables);
+    coordinator.until("3 hosts", |it| it.said().contains("runs: 3 processes"));
     third.until_step(&out, 40);
 
-    // One after the other, for 2 processes and for 1, at the lowest priority.
+    // At the lowest priority.
     first.until("compilers", |it| match compiling(it.child.id())[..] {
         [] => false,
         [pid] => priorities(pid).last() == Some(&19),
@@ -100,7 +103,7 @@ fn a_lost_host_leaves_nothing_to_compile() {
     third.signal("KILL");
     third.child.wait().unwrap();
     none_left(pid);
-    first.until("2 hosts", |it| it.said().contains("runs: 2 processes"));
+    coordinator.until("2 hosts", |it| it.said().contains("runs: 2 processes"));
     let last = last_step(&out).unwrap();
     first.until_step(&out, last + 100);
     assert_eq!(compiled(&cache), beforehand, "programs were compiled after the failure");

@@ -155,7 +155,7 @@ fn hosts_are_lost_and_their_neighbours_have_their_state() {
     assert!(differ < TOLERANCE, "{differ}");
 }
 
-/// The two are neighbours, so nobody has the state of one of them.
+/// Two hosts of four are lost together. The first one has all values, and the second its copies.
 #[test]
 fn a_host_and_its_neighbour_are_lost() {
     let _alone = alone();
@@ -163,27 +163,29 @@ fn a_host_and_its_neighbour_are_lost() {
     let whole = dir.path().join("whole");
     let sets = [&SETS[1..], &[F64, "train.epochs=100", "checkpoint.every_steps=40"]].concat();
     run(dir.path(), &train(DIGITS, &sets, &["--out", text(&whole)])).succeeded();
-    let mut job = Job::start(dir.path(), 4, 0, &train(DIGITS, &sets, &[]));
-    (0..4).for_each(|_| job.come());
-    job.until_processes(4, 60);
-    // Hosts have their places in the order in which they registered.
-    job.hosts.sort_by_key(|host| host.workers()[0].0);
-    let [first, second] = [1, 2].map(|index| job.hosts[index].child.id());
-    send("KILL", first);
-    send("KILL", second);
-    for _ in 0..2 {
-        let mut host = job.hosts.remove(1);
-        host.child.wait().unwrap();
+    for (lost, expected) in [([1, 2], "memory"), ([0, 1], "checkpoint")] {
+        let dir = dir.path().join(expected);
+        fs::create_dir(&dir).unwrap();
+        let mut job = Job::start(&dir, 4, 0, &train(DIGITS, &sets, &[]));
+        (0..4).for_each(|_| job.come());
+        job.until_processes(4, 60);
+        // Hosts have their places in the order in which they registered.
+        job.hosts.sort_by_key(|host| host.workers()[0].0);
+        let pids = lost.map(|index| job.hosts[index].child.id());
+        pids.iter().for_each(|pid| send("KILL", *pid));
+        for pid in pids {
+            let mut host = job.hosts.remove(lost[0]);
+            host.child.wait().unwrap();
+            none_left(pid);
+        }
+        job.until_processes(2, 30);
+        let out = job.out.clone();
+        let said = job.end();
+        assert_eq!(sources(&out), ["start", expected], "{said}");
+        assert_whole(&out, 100 * 22);
+        let differ = difference(&whole, &out);
+        assert!(differ < TOLERANCE, "{differ}");
     }
-    none_left(first);
-    none_left(second);
-    job.until_processes(2, 30);
-    let out = job.out.clone();
-    let said = job.end();
-    assert_eq!(sources(&out), ["start", "checkpoint"], "{said}");
-    assert_whole(&out, 100 * 22);
-    let differ = difference(&whole, &out);
-    assert!(differ < TOLERANCE, "{differ}");
 }
 
 /// Each process has a shard of the parameters, and no other has it.

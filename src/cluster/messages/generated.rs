@@ -697,7 +697,7 @@ pub struct SnapshotRow {
     pub step: u64,
     #[prost(uint32, tag = "3")]
     pub process_index: u32,
-    /// Of the generation: so many make up a whole.
+    /// Of the generation.
     #[prost(uint32, tag = "4")]
     pub num_processes: u32,
     /// Of the file with the values.
@@ -711,6 +711,9 @@ pub struct SnapshotRow {
     pub base_generation: u64,
     #[prost(uint64, tag = "8")]
     pub base_step: u64,
+    /// Only processes before this one have values.
+    #[prost(uint32, tag = "9")]
+    pub num_parts: u32,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

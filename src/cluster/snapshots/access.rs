@@ -155,7 +155,7 @@ fn whole_sets(
     let mut sets = BTreeMap::<(SnapshotId, usize), BTreeMap<usize, SnapshotPart>>::new();
     for (address, rows) in held {
         for (record, number) in rows {
-            let parts = sets.entry((record.id, record.num_processes)).or_default();
+            let parts = sets.entry((record.id, record.num_parts)).or_default();
             let part = parts
                 .entry(record.process_index)
                 .or_insert_with(|| SnapshotPart { record, holders: vec![] });
@@ -168,12 +168,13 @@ fn whole_sets(
         }
     }
     let newest = sets.last_key_value();
-    let lost = newest.map(|(&(SnapshotId { step, .. }, num_processes), parts)| {
-        let mut processes = (0..num_processes).filter(|process| !parts.contains_key(process));
+    let lost = newest.map(|(&(SnapshotId { step, .. }, num_parts), parts)| {
+        let mut processes = (0..num_parts).filter(|process| !parts.contains_key(process));
         LostParts { step, process: processes.next() }
     });
-    let whole = sets.into_iter().rev().filter(|((_, num_processes), parts)| {
-        *num_processes > 0 && parts.keys().copied().eq(0..*num_processes)
+    let whole = sets.into_iter().rev().filter(|((_, num_parts), parts)| {
+        // Those without values may be there too.
+        *num_parts > 0 && parts.keys().copied().take(*num_parts).eq(0..*num_parts)
     });
     let set = |((id, _), parts): ((SnapshotId, usize), BTreeMap<_, _>)| SnapshotSet {
         id,
@@ -266,6 +267,7 @@ mod tests {
             base: SnapshotId::default(),
             process_index: process,
             num_processes: of,
+            num_parts: of,
             data_bytes: 8,
             meta_bytes: 2,
         };
@@ -302,6 +304,17 @@ mod tests {
         // One host is a step behind; parts of other generations and other numbers make no whole.
         let late = host("c", [10, 5], 2, 1);
         assert_eq!(found(&[&host("a", [20, 10], 0, 0), &second, &late]), [(3, 10)]);
+        // Only the first process has values.
+        let of_first = |held: &(String, Vec<(SnapshotRecord, i32)>)| {
+            let rows = held
+                .1
+                .iter()
+                .map(|(record, number)| (SnapshotRecord { num_parts: 1, ..*record }, *number));
+            (held.0.clone(), rows.collect::<Vec<_>>())
+        };
+        assert_eq!(found(&[&of_first(&first)]), [(3, 20), (3, 10)]);
+        assert_eq!(found(&[&of_first(&second)]), [(3, 20), (3, 10)]);
+        assert_eq!(found(&[&of_first(&third)]), []);
         let others = vec![record(2, 20, 0, 2), record(3, 20, 1, 2), record(3, 20, 0, 3)];
         assert_eq!(found(&[&("d".to_owned(), others)]), []);
     }

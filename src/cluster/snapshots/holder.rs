@@ -289,6 +289,7 @@ mod tests {
             base: id(base),
             process_index,
             num_processes: 2,
+            num_parts: 2,
             data_bytes: 3 << 20,
             meta_bytes: 5,
         };

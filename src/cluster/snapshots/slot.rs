@@ -40,6 +40,8 @@ pub struct SnapshotRecord {
     pub process_index: usize,
     /// Number of processes of the generation.
     pub num_processes: usize,
+    /// Parts that make up a whole: processes from this one on have no values.
+    pub num_parts: usize,
     /// Size of the values.
     pub data_bytes: u64,
     /// Size of what describes them, which follows.
@@ -59,6 +61,7 @@ impl SnapshotRecord {
             step: self.id.step,
             process_index: index(self.process_index),
             num_processes: index(self.num_processes),
+            num_parts: index(self.num_parts),
             data_bytes: self.data_bytes,
             meta_bytes: self.meta_bytes,
             base_generation: self.base.generation,
@@ -74,6 +77,7 @@ impl From<&SnapshotRow> for SnapshotRecord {
             base: SnapshotId { step: row.base_step, generation: row.base_generation },
             process_index: row.process_index as usize,
             num_processes: row.num_processes as usize,
+            num_parts: row.num_parts as usize,
             data_bytes: row.data_bytes,
             meta_bytes: row.meta_bytes,
         }
@@ -237,6 +241,7 @@ mod tests {
             base: SnapshotId { step: step - 1, generation: 1 },
             process_index: 3,
             num_processes: 4,
+            num_parts: 4,
             data_bytes: 6,
             meta_bytes: 2,
         }
