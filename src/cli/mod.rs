@@ -40,6 +40,7 @@ mod resolved;
 mod schedule;
 mod search;
 mod signals;
+mod stragglers;
 mod train;
 
 use std::borrow::Cow;
