@@ -21,7 +21,7 @@ fn on_a_terminal(columns: u16, args: &[String], env: &[(&str, &str)]) -> (String
 }
 
 const ROWS: u16 = 24;
-const CLEAR: &str = "\u{1b}[2K";
+const CLEAR: &str = "\u{1b}[J";
 
 /// What stood on the terminal whenever something had been drawn, the last one in the end.
 fn screens(seen: &str, columns: u16) -> Vec<Vec<String>> {
@@ -97,10 +97,15 @@ fn the_block_follows_the_size_of_the_terminal() {
     assert!(is_done, "{seen}");
     let drawn = console::strip_ansi_codes(&seen).into_owned();
     let bars: Vec<_> = drawn.split(['\r', '\n']).filter(|line| line.contains('█')).collect();
-    // A row is filled up to the width of the terminal, but not with what it shows.
-    let filled = |line: &str| line.chars().count() / 3;
     let (first, last) = (bars.first().unwrap(), bars.last().unwrap());
-    assert!(filled(first) >= 100 && filled(last) <= 67, "{first}\n{last}");
+    let columns = |line: &str| line.chars().count();
+    assert!(columns(first) > 50 && columns(last) < 50, "{first}\n{last}");
+    // All rows that the wider block takes on the narrower terminal are removed.
+    let ups = seen.split(CLEAR).filter_map(|part| part.rsplit_once("\u{1b}[")?.1.strip_suffix('A'));
+    let ups: Vec<u16> = ups.map(|rows| rows.parse().unwrap()).collect();
+    // Once, by more than the block has lines; by those again and again.
+    let most = *ups.iter().max().unwrap();
+    assert_eq!(ups.iter().filter(|rows| **rows == most).count(), 1, "{ups:?}");
 }
 
 #[test]

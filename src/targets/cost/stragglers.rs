@@ -346,7 +346,7 @@ mod tests {
         assert!(waiting.mean_ms - replaced.mean_ms > 4.5, "{waiting:?} {replaced:?}");
         // On an accelerator a process is known by its lateness: a tenth of a step is not slow.
         let late = [vec![steps(100, 0.1, 0.0)], vec![steps(100, 10.0, 10.0)]];
-        assert_eq!(Stragglers::new(&late, 110.0).unwrap().slow(), []);
+        assert!(Stragglers::new(&late, 110.0).unwrap().slow().is_empty());
         assert_eq!(Stragglers::new(&late, 30.0).unwrap().slow(), [1]);
     }
 
