@@ -11,8 +11,8 @@ use super::{BINARY, lockstep, text};
 
 /// Programs of launchers: each runs, or has run, the command that is left of its arguments.
 const LAUNCHERS: [(&str, &str); 6] = [
-    // What it is called with stands in a file, a line for each argument.
-    ("lockstep", "printf '%s\\n' \"$@\" '' >> \"$CALLS\"; [ -z \"${STAYS:-}\" ] || /bin/sleep 0.5"),
+    // What it is called with stands in a file of its own, a line for each argument.
+    ("lockstep", "printf '%s\\n' \"$@\" > \"$CALLS/$$\"; [ -z \"${STAYS:-}\" ] || /bin/sleep 0.5"),
     ("sleep", ""),
     ("scontrol", ""),
     ("srun", "while [ \"$1\" != lockstep ]; do shift; done; exec \"$@\""),
@@ -41,6 +41,7 @@ fn calls(dir: &Path, name: &str, args: &[&str], env: &[(&str, &str)]) -> Vec<Vec
         fs::write(dir.join("lockstep-token"), "0".repeat(64)).unwrap();
     }
     let found = dir.join(format!("{name}.calls"));
+    fs::create_dir(&found).unwrap();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
     let done = Command::new("bash")
         .arg(job_file(name))
@@ -53,9 +54,8 @@ fn calls(dir: &Path, name: &str, args: &[&str], env: &[(&str, &str)]) -> Vec<Vec
         .output()
         .unwrap();
     assert!(done.status.success(), "{name}: {}", String::from_utf8_lossy(&done.stderr));
-    let lines = fs::read_to_string(found).unwrap();
-    let calls = lines.split_terminator("\n\n").map(|call| call.lines().map(str::to_owned));
-    calls.map(Iterator::collect).collect()
+    let calls = fs::read_dir(found).unwrap().map(|call| fs::read_to_string(call.unwrap().path()));
+    calls.map(|call| call.unwrap().lines().map(str::to_owned).collect()).collect()
 }
 
 /// The commands of a manifest.
@@ -76,7 +76,7 @@ fn commands(name: &str) -> Vec<Vec<String>> {
 #[track_caller]
 fn check(call: &[String]) {
     let refused = |args: &[&str], expected: &str| {
-        let done = lockstep(args, &[]);
+        let done = lockstep(args);
         assert!(done.stderr.contains(expected), "{expected}: {args:?}: {}", done.stderr);
     };
     let words: Vec<_> = call.iter().map(|word| word.replace("/opt/lockstep/", "")).collect();
@@ -106,7 +106,7 @@ fn check(call: &[String]) {
             _ => {}
         }
     }
-    let resolved = lockstep(&config, &[]);
+    let resolved = lockstep(&config);
     assert_eq!(resolved.code, Some(0), "{config:?}: {}", resolved.stderr);
     for option in ["--out", "--resume"] {
         assert!(train.iter().any(|word| word.starts_with(option)), "{call:?}");

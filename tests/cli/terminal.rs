@@ -96,16 +96,19 @@ fn the_block_follows_the_size_of_the_terminal() {
     let (seen, is_done) = on_a_terminal(100, &args, &[]);
     assert!(is_done, "{seen}");
     let drawn = console::strip_ansi_codes(&seen).into_owned();
-    let bars: Vec<_> = drawn.split(['\r', '\n']).filter(|line| line.contains('█')).collect();
+    let is_bar = |line: &&str| line.contains('█') && line.contains('/');
+    let bars: Vec<_> = drawn.split(['\r', '\n']).filter(is_bar).collect();
     let (first, last) = (bars.first().unwrap(), bars.last().unwrap());
     let columns = |line: &str| line.chars().count();
     assert!(columns(first) > 50 && columns(last) < 50, "{first}\n{last}");
     // All rows that the wider block takes on the narrower terminal are removed.
     let ups = seen.split(CLEAR).filter_map(|part| part.rsplit_once("\u{1b}[")?.1.strip_suffix('A'));
     let ups: Vec<u16> = ups.map(|rows| rows.parse().unwrap()).collect();
-    // Once, by more than the block has lines; by those again and again.
+    // By more than the block has lines, once, or twice if another line came first; by those again
+    // and again.
     let most = *ups.iter().max().unwrap();
-    assert_eq!(ups.iter().filter(|rows| **rows == most).count(), 1, "{ups:?}");
+    let num = ups.iter().filter(|rows| **rows == most).count();
+    assert!(num <= 2 && ups.len() > 8, "{ups:?}");
 }
 
 #[test]
