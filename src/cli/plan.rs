@@ -60,7 +60,7 @@ fn of_run_alone(args: &PlanArgs, dir: &Path) -> Result<ExitCode> {
     if let Some((name, _)) = others.into_iter().find(|(_, is_given)| *is_given) {
         bail!("{name} is for a plan: name CONFIG and --target too");
     }
-    let table = stragglers::RecordedRun::read(dir)?.table();
+    let table = stragglers::RecordedProcesses::read(dir)?.table();
     match args.json {
         true => print_line(&serde_json::to_string(&table)?)?,
         false => print_line(&table.table())?,
@@ -69,7 +69,8 @@ fn of_run_alone(args: &PlanArgs, dir: &Path) -> Result<ExitCode> {
 }
 
 fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
-    let recorded = args.stragglers.as_deref().map(stragglers::RecordedRun::read).transpose()?;
+    let recorded =
+        args.stragglers.as_deref().map(stragglers::RecordedProcesses::read).transpose()?;
     let config_args = with_fabric(&args.config, args.fabric.as_deref())?;
     let config = Config::load(&config_args.config, &config_args.sets())?;
     say_outer_steps(&config);
@@ -142,8 +143,8 @@ fn check_regions(scenario: &Scenario, target: &Target) -> Result<()> {
 /// assumptions.
 const SAVE_SECS: f64 = 10.0;
 const RESTART_SECS: f64 = 300.0;
-/// A failed host is repaired, or another one is there, after so long, if `--spares` is given without
-/// a time: an assumption.
+/// A failed host is repaired, or another one is there, after so long, if `--spares` is given
+/// without a time: an assumption.
 const REPAIR_HOURS: f64 = 24.0;
 
 /// What failures cost, and where that is from.
@@ -181,8 +182,8 @@ fn failures(args: &PlanArgs, mtbf_hours: f64) -> Result<(Failures, String)> {
 struct MeasuredFailures {
     /// Seconds for which a checkpoint stalled it, on average.
     stall_secs: Option<f64>,
-    /// Seconds from a failure that was noticed to the next step, the median; without supervisors from
-    /// the start of the last process to its first step.
+    /// Seconds from a failure that was noticed to the next step, the median; without supervisors
+    /// from the start of the last process to its first step.
     restart_secs: Option<f64>,
     /// What the restart was.
     restart: MeasuredRestart,

@@ -22,7 +22,7 @@ const MIN_STEPS: u64 = 16;
 const MULTIPLES: [usize; 4] = [1, 2, 4, 8];
 
 /// What a run has recorded of its slow processes.
-pub struct RecordedRun {
+pub struct RecordedProcesses {
     /// The steps of its processes.
     pub stragglers: Stragglers,
     /// Examples of a step.
@@ -53,7 +53,7 @@ impl TimesLine {
     }
 }
 
-impl RecordedRun {
+impl RecordedProcesses {
     /// Reads the directory of a run.
     ///
     /// # Errors

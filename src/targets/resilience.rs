@@ -66,8 +66,8 @@ pub struct SpareTable {
 }
 
 impl SpareTable {
-    /// Compares spares for failures that each take `repair_secs` to repair. `asked` is a number that
-    /// has a row in any case.
+    /// Compares spares for failures that each take `repair_secs` to repair. `asked` is a number
+    /// that has a row in any case.
     pub(super) fn of(
         target: &Target,
         failures: &Failures,

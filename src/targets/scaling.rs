@@ -257,8 +257,8 @@ impl ScalingPrediction {
         self.failures = Some(words);
     }
 
-    /// Adds what slow processes of a run cost on the whole target, with a process on each host. They
-    /// take the place of the waits that are assumed for devices.
+    /// Adds what slow processes of a run cost on the whole target, with a process on each host.
+    /// They take the place of the waits that are assumed for devices.
     pub fn add_stragglers(&mut self, target: &Target, run: &Stragglers) {
         let row = self.rows.last();
         self.stragglers = row.map(|row| {

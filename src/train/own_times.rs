@@ -68,9 +68,9 @@ fn joined(times: &[OwnTime], max: usize) -> Vec<OwnTime> {
     times.chunks(times.len().div_ceil(max).max(1)).filter_map(join).collect()
 }
 
-/// At most [`MAX_GROUPS`] groups of steps that took about as long. Neighbours that are not alike are
-/// joined where that adds the least to the squared distances from the means of the groups: Ward,
-/// "Hierarchical Grouping to Optimize an Objective Function" (1963).
+/// At most [`MAX_GROUPS`] groups of steps that took about as long. Neighbours that are not alike
+/// are joined where that adds the least to the squared distances from the means of the groups:
+/// Ward, "Hierarchical Grouping to Optimize an Objective Function" (1963).
 fn like_steps(mut groups: Vec<LikeSteps>) -> Vec<LikeSteps> {
     groups.sort_by(|a, b| a.own_ms.total_cmp(&b.own_ms));
     let are_alike = |a: &LikeSteps, b: &LikeSteps| {

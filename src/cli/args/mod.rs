@@ -480,8 +480,8 @@ pub struct PlanArgs {
         conflicts_with = "csv"
     )]
     pub spares: Option<u32>,
-    /// Hours until a failed host (or slice) is repaired: compares numbers of spares; otherwise 24 of
-    /// --spares, an assumption
+    /// Hours until a failed host (or slice) is repaired, to compare numbers of spares; with
+    /// --spares otherwise 24, an assumption
     #[arg(long, value_name = "HOURS", value_parser = positive, requires = "mtbf", conflicts_with = "csv")]
     pub repair_hours: Option<f64>,
     /// The directory of a run of several processes: what it costs to wait for slow ones, to skip
