@@ -133,7 +133,7 @@ impl<'a> Loop<'a> {
             last_end,
             probe: None,
             probed: None,
-            own_times: OwnTimes::default(),
+            own_times: OwnTimes::new(processes.this().num_processes),
             traced_ops: TracedOps::of(traced),
             skipped,
             has_recorded: false,

@@ -11,8 +11,11 @@ use crate::observe::{LikeSteps, ProcessTimes};
 const MAX_TOLD: usize = 4;
 /// The most means that are kept. Neighbours are joined beyond that.
 const MAX_KEPT: usize = 256;
-/// Groups of like steps that belong to a mean.
+/// The most groups of like steps that belong to a mean, and those of all processes together: each
+/// tells all others. Two tell usual steps from long ones.
 const MAX_GROUPS: usize = 8;
+const MIN_GROUPS: usize = 2;
+const MAX_GROUPS_OF_ALL: usize = 512;
 /// Steps are alike if their times differ by no more than this share of them.
 const ALIKE: f64 = 0.1;
 
@@ -26,13 +29,20 @@ pub(super) struct OwnTime {
 }
 
 /// The means of this process. All processes launch the same steps, so theirs are over the same.
-#[derive(Default)]
 pub(super) struct OwnTimes {
     times: Vec<OwnTime>,
     has_begun: bool,
+    max_groups: usize,
 }
 
 impl OwnTimes {
+    /// Of one of so many processes, which has taken no step yet.
+    pub fn new(num_processes: usize) -> Self {
+        let each = MAX_GROUPS_OF_ALL / num_processes.max(1);
+        let max_groups = each.clamp(MIN_GROUPS, MAX_GROUPS);
+        Self { times: vec![], has_begun: false, max_groups }
+    }
+
     /// Takes in a launch of `num_steps` steps from `first_step` on, each with this time of its own,
     /// and this part of it in which it waited for a batch. The first launch warms up: it says
     /// nothing about how others differ.
@@ -45,33 +55,33 @@ impl OwnTimes {
         let mean_ms = own.as_secs_f64() * 1e3;
         self.times.push(OwnTime { first_step, num_steps, mean_ms, spread });
         if self.times.len() >= MAX_KEPT {
-            self.times = joined(&self.times, MAX_KEPT / 2);
+            self.times = joined(&self.times, MAX_KEPT / 2, self.max_groups);
         }
     }
 
     /// What is told to the other processes. It is forgotten here.
     pub fn take(&mut self) -> Vec<OwnTime> {
-        joined(&std::mem::take(&mut self.times), MAX_TOLD)
+        joined(&std::mem::take(&mut self.times), MAX_TOLD, self.max_groups)
     }
 }
 
-/// At most `max` means over the same steps.
-fn joined(times: &[OwnTime], max: usize) -> Vec<OwnTime> {
+/// At most `max` means over the same steps, each with at most `max_groups` groups.
+fn joined(times: &[OwnTime], max: usize, max_groups: usize) -> Vec<OwnTime> {
     let join = |part: &[OwnTime]| {
         let num_steps: u64 = part.iter().map(|time| time.num_steps).sum();
         let sum: f64 = part.iter().map(|time| time.mean_ms * time.num_steps as f64).sum();
         let first_step = part.first()?.first_step;
         let spread = part.iter().flat_map(|time| time.spread.iter().copied());
-        let spread = like_steps(spread.collect());
+        let spread = like_steps(spread.collect(), max_groups);
         Some(OwnTime { first_step, num_steps, mean_ms: sum / num_steps.max(1) as f64, spread })
     };
     times.chunks(times.len().div_ceil(max).max(1)).filter_map(join).collect()
 }
 
-/// At most [`MAX_GROUPS`] groups of steps that took about as long. Neighbours that are not alike
-/// are joined where that adds the least to the squared distances from the means of the groups:
+/// At most `max_groups` groups of steps that took about as long. Neighbours that are not alike are
+/// joined where that adds the least to the squared distances from the means of the groups:
 /// Ward, "Hierarchical Grouping to Optimize an Objective Function" (1963).
-fn like_steps(mut groups: Vec<LikeSteps>) -> Vec<LikeSteps> {
+fn like_steps(mut groups: Vec<LikeSteps>, max_groups: usize) -> Vec<LikeSteps> {
     groups.sort_by(|a, b| a.own_ms.total_cmp(&b.own_ms));
     let are_alike = |a: &LikeSteps, b: &LikeSteps| {
         let most = ALIKE * a.own_ms.max(b.own_ms);
@@ -84,7 +94,7 @@ fn like_steps(mut groups: Vec<LikeSteps>) -> Vec<LikeSteps> {
             None => kept.push(group),
         }
     }
-    while kept.len() > MAX_GROUPS {
+    while kept.len() > max_groups {
         let added = |pair: &[LikeSteps]| -> f64 {
             let [a, b] = pair else { return f64::INFINITY };
             let (own, input) = (a.own_ms - b.own_ms, a.input_ms - b.input_ms);
@@ -141,7 +151,7 @@ mod tests {
     #[test]
     fn means_are_over_all_steps_however_many_there_are() {
         for num_launches in [1, 4, 10, 1000] {
-            let mut times = OwnTimes::default();
+            let mut times = OwnTimes::new(2);
             for launch in 0..num_launches {
                 times.add(3 * launch, 3, Duration::from_millis(launch), Duration::ZERO);
             }
@@ -163,7 +173,7 @@ mod tests {
 
     #[test]
     fn like_steps_are_one_group_and_rare_ones_stay_apart() {
-        let mut times = OwnTimes::default();
+        let mut times = OwnTimes::new(2);
         let ms = Duration::from_millis;
         // The first launch is none of them.
         times.add(0, 1, ms(900), ms(0));
@@ -196,5 +206,15 @@ mod tests {
             let whole = time.num_steps as f64 * time.mean_ms;
             assert!((sum(spread) / whole - 1.0).abs() < 1e-3, "{time:?}");
         }
+
+        // Of very many processes each tells less: usual steps, and the long ones.
+        let mut times = OwnTimes::new(2000);
+        for step in 0..101 {
+            times.add(step, 1, ms(if step % 50 == 49 { 500 } else { 10 + step % 5 }), ms(0));
+        }
+        let told = times.take();
+        assert!(told.iter().all(|time| time.spread.len() <= MIN_GROUPS), "{told:?}");
+        let longest = told.iter().flat_map(|time| &time.spread).map(|steps| steps.own_ms);
+        assert_eq!(longest.fold(0.0, f64::max), 500.0);
     }
 }

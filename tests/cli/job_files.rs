@@ -10,10 +10,11 @@ use std::process::Command;
 use super::{BINARY, lockstep, text};
 
 /// Programs of launchers: each runs, or has run, the command that is left of its arguments.
-const LAUNCHERS: [(&str, &str); 6] = [
+const LAUNCHERS: [(&str, &str); 7] = [
     // What it is called with stands in a file of its own, a line for each argument.
     ("lockstep", "printf '%s\\n' \"$@\" > \"$CALLS/$$\"; [ -z \"${STAYS:-}\" ] || /bin/sleep 0.5"),
     ("sleep", ""),
+    ("openssl", "printf '%064d\\n' 0"),
     ("scontrol", ""),
     ("srun", "while [ \"$1\" != lockstep ]; do shift; done; exec \"$@\""),
     ("ssh", "exec bash -c \"$(sed 's#^cd .* && IFS#IFS#; s#target/release/##' <<< \"$2\")\""),
