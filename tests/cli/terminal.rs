@@ -90,13 +90,20 @@ fn the_block_leaves_a_line_and_the_result_is_shown_once() {
 #[test]
 fn the_block_follows_the_size_of_the_terminal() {
     install_plugin();
-    let resizing = "(sleep 3; stty -F /dev/tty cols 50) & exec \"$0\" \"$@\"";
-    let mut args = ["sh", "-c", resizing].map(str::to_owned).to_vec();
-    args.extend(run(&["--set", "train.epochs=400"]));
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    // A second after the first steps.
+    let resizing = format!(
+        "(until [ -s {}/metrics.jsonl ]; do sleep 0.1; done; sleep 1; stty -F /dev/tty cols 50) & \
+         exec \"$0\" \"$@\"",
+        out.display()
+    );
+    let mut args = ["sh".to_owned(), "-c".to_owned(), resizing].to_vec();
+    args.extend(run(&["--set", "train.epochs=400", "--out", text(&out)]));
     let (seen, is_done) = on_a_terminal(100, &args, &[]);
     assert!(is_done, "{seen}");
     let drawn = console::strip_ansi_codes(&seen).into_owned();
-    let is_bar = |line: &&str| line.contains(['█', '░']) && line.contains('/');
+    let is_bar = |line: &&str| line.contains(['█', '░']) && line.contains(" left  ");
     let bars: Vec<_> = drawn.split(['\r', '\n']).filter(is_bar).collect();
     let (first, last) = (bars.first().unwrap(), bars.last().unwrap());
     let columns = |line: &str| line.chars().count();
