@@ -20,8 +20,8 @@ const LAUNCHERS: [(&str, &str); 7] = [
     ("ssh", "exec bash -c \"$(sed 's#^cd .* && IFS#IFS#; s#target/release/##' <<< \"$2\")\""),
     (
         "gcloud",
-        "for arg; do case $arg in --command=*) exec bash -c \"$(sed 's#--command=cd lockstep && ##; \
-         s#target/release/##' <<< \"$arg\")\";; esac; done",
+        "for arg; do case $arg in --command=*) exec bash -c \"$(sed \
+         's#--command=cd lockstep && ##; s#target/release/##' <<< \"$arg\")\";; esac; done",
     ),
 ];
 
