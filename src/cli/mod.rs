@@ -41,6 +41,7 @@ mod resolved;
 mod schedule;
 mod search;
 mod signals;
+mod stragglers;
 mod train;
 
 use std::borrow::Cow;

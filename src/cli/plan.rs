@@ -10,17 +10,25 @@ use super::args::PlanArgs;
 use super::compile::{Steps, say_outer_steps};
 use super::fabric::{measured_network, with_fabric};
 use super::output::OutputFile;
-use super::report::RunFiles;
-use super::{in_words, picture, print_line, search};
+use super::report::{RunFiles, generation_starts};
+use super::{in_words, picture, print_line, search, stragglers};
 use crate::config::Config;
 use crate::figure::{self, Figure, Panel, PlotAxis, PlotCurve, Scale};
-use crate::observe::Summary;
+use crate::observe::{GenerationStart, Summary};
 use crate::recipe::published;
 use crate::targets::cost::{DeviceLayout, Failures, RegionLinks};
 use crate::targets::{AllReduce, Arrangement, Row, ScalingPrediction, Scenario, Target};
 
 pub fn run(args: &PlanArgs) -> Result<ExitCode> {
-    let target: Target = args.target.parse()?;
+    let has_config = !args.config.config.as_os_str().is_empty();
+    let target: Target = match (&args.target, &args.stragglers) {
+        (Some(target), _) if has_config => target.parse()?,
+        (None, Some(dir)) if !has_config => return of_run_alone(args, dir),
+        _ => bail!(
+            "--stragglers DIR stands either alone, for the machines of the run, or with both CONFIG \
+             and --target"
+        ),
+    };
     if args.search {
         return search::run(args, &target);
     }
@@ -39,7 +47,30 @@ pub fn run(args: &PlanArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What slow processes cost on the machines of a run.
+fn of_run_alone(args: &PlanArgs, dir: &Path) -> Result<ExitCode> {
+    let others = [
+        ("--network", args.network.is_some()),
+        ("--fabric", args.fabric.is_some()),
+        ("--what-if", args.what_if.is_some()),
+        ("--mtbf", args.mtbf.is_some()),
+        ("--plot", args.plot.is_some()),
+        ("--set, --unset or --backend", !args.config.sets().is_empty()),
+    ];
+    if let Some((name, _)) = others.into_iter().find(|(_, is_given)| *is_given) {
+        bail!("{name} is for a plan: name CONFIG and --target too");
+    }
+    let table = stragglers::RecordedProcesses::read(dir)?.table();
+    match args.json {
+        true => print_line(&serde_json::to_string(&table)?)?,
+        false => print_line(&table.table())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
+    let recorded =
+        args.stragglers.as_deref().map(stragglers::RecordedProcesses::read).transpose()?;
     let config_args = with_fabric(&args.config, args.fabric.as_deref())?;
     let config = Config::load(&config_args.config, &config_args.sets())?;
     say_outer_steps(&config);
@@ -67,6 +98,9 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
             if let Some(words) = failures {
                 plan.describe_failures(words);
             }
+            if let Some(recorded) = &recorded {
+                plan.add_stragglers(target, &recorded.stragglers);
+            }
             Ok(plan)
         }
     }
@@ -76,12 +110,13 @@ fn plan(args: &PlanArgs, target: &Target) -> Result<ScalingPrediction> {
 fn scenario(args: &PlanArgs) -> Result<(Scenario, Option<String>)> {
     let failures = args.mtbf.map(|hours| failures(args, hours)).transpose()?;
     let (failures, words) = failures.unzip();
+    let assumed_repair = args.spares.map(|_| REPAIR_HOURS);
     let scenario = Scenario {
         network: args.network,
         what_if: args.what_if,
         failures,
-        repair_secs: args.repair_hours.map(|hours| 3600.0 * hours),
-        stragglers: args.stragglers,
+        repair_secs: args.repair_hours.or(assumed_repair).map(|hours| 3600.0 * hours),
+        num_spares: args.spares.map(|number| number as usize),
     };
     Ok((scenario, words))
 }
@@ -108,6 +143,9 @@ fn check_regions(scenario: &Scenario, target: &Target) -> Result<()> {
 /// assumptions.
 const SAVE_SECS: f64 = 10.0;
 const RESTART_SECS: f64 = 300.0;
+/// A failed host is repaired, or another one is there, after so long, if `--spares` is given
+/// without a time: an assumption.
+const REPAIR_HOURS: f64 = 24.0;
 
 /// What failures cost, and where that is from.
 fn failures(args: &PlanArgs, mtbf_hours: f64) -> Result<(Failures, String)> {
@@ -130,8 +168,8 @@ fn failures(args: &PlanArgs, mtbf_hours: f64) -> Result<(Failures, String)> {
     let (restart_secs, from) = choose(args.restart_secs, restart, RESTART_SECS);
     let note = match &measured {
         Some(measured) if args.restart_secs.is_none() => measured.note(),
-        Some(_) => "",
-        None => "; --run DIR takes both from a run",
+        Some(_) => String::new(),
+        None => "; --run DIR takes both from a run".to_owned(),
     };
     let words = format!(
         "failures: a checkpoint stalls the run for {save_secs:.3} s ({save}), and a restart takes \
@@ -144,10 +182,11 @@ fn failures(args: &PlanArgs, mtbf_hours: f64) -> Result<(Failures, String)> {
 struct MeasuredFailures {
     /// Seconds for which a checkpoint stalled it, on average.
     stall_secs: Option<f64>,
-    /// Seconds from the start of its last process to its first step.
+    /// Seconds from a failure that was noticed to the next step, the median; without supervisors
+    /// from the start of the last process to its first step.
     restart_secs: Option<f64>,
-    /// Whether that process continued from a checkpoint.
-    was_continued: bool,
+    /// What the restart was.
+    restart: MeasuredRestart,
 }
 
 impl MeasuredFailures {
@@ -163,22 +202,60 @@ impl MeasuredFailures {
             let saved = run.number("num_checkpoints").filter(|saved| *saved >= 1.0)?;
             positive(secs / saved)
         };
+        let mut recoveries: Vec<f64> = generation_starts(&run.summary)
+            .iter()
+            .filter(|start| start.after == "failure")
+            .filter_map(recovery_secs)
+            .collect();
+        recoveries.sort_by(f64::total_cmp);
+        let recovery = recoveries.get(recoveries.len() / 2).copied().and_then(positive);
+        let was_continued = run.summary.get("resumed_from").is_some_and(|from| !from.is_null());
         Ok(Self {
             stall_secs: run.number("checkpoint_wait_secs").and_then(per_checkpoint),
-            restart_secs: run.number("first_step_secs").and_then(positive),
-            was_continued: run.summary.get("resumed_from").is_some_and(|from| !from.is_null()),
+            restart_secs: recovery.or(run.number("first_step_secs").and_then(positive)),
+            restart: match (recovery, was_continued) {
+                (Some(_), _) => MeasuredRestart::Recovery(recoveries.len()),
+                (None, true) => MeasuredRestart::Continuation,
+                (None, false) => MeasuredRestart::Start,
+            },
         })
     }
 
     /// What the measured restart leaves out.
-    fn note(&self) -> &'static str {
-        if self.was_continued {
-            "; that a failure is noticed takes time besides"
-        } else {
-            "; that run was not continued from a checkpoint: its restart reads none, and that a \
-             failure is noticed takes time besides"
+    fn note(&self) -> String {
+        match self.restart {
+            MeasuredRestart::Recovery(number) => format!(
+                ", the median of {} in `generation_starts`; that a failure is noticed takes time \
+                 besides",
+                counted(number, "recovery")
+            ),
+            MeasuredRestart::Continuation => {
+                "; that a failure is noticed takes time besides".to_owned()
+            }
+            MeasuredRestart::Start => {
+                "; that run was not continued from a checkpoint: its restart \
+                                       reads none, and that a failure is noticed takes time besides"
+                    .to_owned()
+            }
         }
     }
+}
+
+/// What a measured restart was.
+enum MeasuredRestart {
+    /// So many recoveries of a job under supervisors.
+    Recovery(usize),
+    /// The start of a process that continued from a checkpoint.
+    Continuation,
+    /// The first start of a run.
+    Start,
+}
+
+/// From a failure that was noticed to the next step, if that was taken.
+fn recovery_secs(start: &GenerationStart) -> Option<f64> {
+    let GenerationStart { agree_secs, join_secs, plugin_secs, .. } = *start;
+    let before = agree_secs + join_secs + plugin_secs;
+    Some(before + start.programs_secs + start.state_secs + start.first_step_secs?)
 }
 
 /// A curve's name, and its value in a row.

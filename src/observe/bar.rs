@@ -1,11 +1,11 @@
 //! What stands at the bottom of a terminal: the block of a run, a line about what the program waits
 //! for, or both. All other lines, from any thread, go above it.
 
+use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use console::Term;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::live::{Live, LivePart, LiveView, fitted, line};
 use super::messages::{ProgressForm, progress_form};
@@ -46,11 +46,13 @@ enum BarPlace {
     Supervisor,
 }
 
-/// Lines at the bottom of stderr.
+/// Lines at the bottom of stderr, with the cursor at the end of the last one. Each begins a row of
+/// its own, so that a terminal that is made wider does not join them.
 struct DrawnBar {
-    bar: ProgressBar,
-    /// Columns of the bar, as last drawn.
-    width: Option<usize>,
+    /// As last drawn.
+    lines: Vec<String>,
+    /// See [`wraps`].
+    wraps: bool,
 }
 
 impl Bar {
@@ -118,9 +120,9 @@ impl Bar {
     }
 
     /// Writes other lines, by `write`, where this stands now.
-    pub fn below(&self, write: impl FnOnce()) {
-        match &self.place {
-            BarPlace::Terminal(drawn) => drawn.bar.suspend(write),
+    pub fn below(&mut self, write: impl FnOnce()) {
+        match &mut self.place {
+            BarPlace::Terminal(drawn) => drawn.suspend(write),
             BarPlace::Supervisor => write(),
         }
     }
@@ -129,7 +131,7 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         match &self.place {
-            BarPlace::Terminal(drawn) => drawn.bar.finish_and_clear(),
+            BarPlace::Terminal(drawn) => drawn.erase(),
             BarPlace::Supervisor => pass_block(None, None),
         }
     }
@@ -137,40 +139,80 @@ impl Drop for Bar {
 
 impl DrawnBar {
     fn new() -> Self {
-        let target = ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SEC);
-        Self { bar: ProgressBar::with_draw_target(None, target), width: None }
+        let variable = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let term = std::env::var("TERM").unwrap_or_default();
+        Self { lines: vec![], wraps: wraps(&term, variable) }
     }
 
     fn draw(&mut self, run: Option<&LiveView>, wait: Option<&[String; 2]>) {
         let (rows, columns) = size(&Term::stderr()).unwrap_or(SIZE);
         // The last column stays free, so that no terminal wraps, and the last row for a cursor.
-        let columns = usize::from(columns).saturating_sub(1);
+        let width = usize::from(columns).saturating_sub(1);
         let max_rows = usize::from(rows).saturating_sub(1 + usize::from(wait.is_some()));
-        let (mut width, mut lines) = (0, vec![]);
+        let (mut bar, mut parts) = (0, vec![]);
         if let Some(run) = run {
-            (width, lines) = run.rows(columns, max_rows);
+            (bar, parts) = run.rows(width, max_rows);
         }
         let wait = wait.cloned().map(|parts| parts.map(LivePart::plain).into());
-        lines.extend(wait.map(|parts| fitted(columns, parts).1));
-        if self.width != Some(width) {
-            let template = match width {
-                0 => "{msg}".to_owned(),
-                _ => format!("{{bar:{width}.cyan}} {{msg}}"),
-            };
-            // If the template did not parse, this would show the default bar.
-            let style = ProgressStyle::with_template(&template);
-            self.bar.set_style(style.unwrap_or(ProgressStyle::default_bar()));
-            self.width = Some(width);
-        }
+        parts.extend(wait.map(|parts| fitted(width, parts).1));
         let has_colors = console::colors_enabled_stderr();
-        let lines: Vec<_> = lines.iter().map(|parts| line(parts, has_colors)).collect();
-        self.bar.set_message(lines.join("\n"));
-        // Last, because each of these draws what is known by then.
-        if let Some((num_steps, total_steps)) = run.map(|run| run.steps) {
-            self.bar.set_length(total_steps);
-            self.bar.set_position(num_steps);
+        let mut lines: Vec<_> = parts.iter().map(|parts| line(parts, has_colors)).collect();
+        if let (1.., Some(run), Some(first)) = (bar, run, lines.first_mut()) {
+            *first = format!("{} {first}", line(&[run.bar(bar)], has_colors));
+        }
+        let text = self.erased(columns.into()) + &lines.join("\r\n");
+        self.lines = lines;
+        write_stderr(&text);
+    }
+
+    /// Writes other lines, by `write`, where this stands now.
+    fn suspend(&mut self, write: impl FnOnce()) {
+        self.erase();
+        write();
+        write_stderr(&self.lines.join("\r\n"));
+    }
+
+    fn erase(&self) {
+        let (_, columns) = size(&Term::stderr()).unwrap_or(SIZE);
+        write_stderr(&self.erased(columns.into()));
+    }
+
+    /// What goes to a terminal of so many columns to remove the lines.
+    fn erased(&self, columns: usize) -> String {
+        let widths = self.lines.iter().map(|line| console::measure_text_width(line));
+        let rows = match self.wraps {
+            true => rows_of(widths, columns),
+            false => self.lines.len(),
+        };
+        match rows {
+            0 => String::new(),
+            1 => format!("\r{ERASE_BELOW}"),
+            rows => format!("\r\u{1b}[{}A{ERASE_BELOW}", rows - 1),
         }
     }
+}
+
+/// Erases from the cursor to the end of the screen.
+const ERASE_BELOW: &str = "\u{1b}[J";
+
+/// The rows that lines of these widths take on a terminal that has been made narrower, and wraps
+/// what has become too long.
+fn rows_of(widths: impl Iterator<Item = usize>, columns: usize) -> usize {
+    widths.map(|width| width.div_ceil(columns.max(1)).max(1)).sum()
+}
+
+/// Whether a terminal that is made narrower wraps lines, as nearly all do; the others cut them, so
+/// that more rows must not be erased than were written: xterm, the console of Linux, and screen.
+/// tmux, whose `TERM` may be the same as of screen, wraps.
+fn wraps(term: &str, has_variable: impl Fn(&str) -> bool) -> bool {
+    let is_screen = has_variable("STY") || term.starts_with("screen") && !has_variable("TMUX");
+    !(has_variable("XTERM_VERSION") || is_screen || term == "linux")
+}
+
+/// A terminal that has gone shows nothing, which is no reason to fail.
+fn write_stderr(text: &str) {
+    let mut stderr = io::stderr().lock();
+    let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }
 
 /// Writes lines of others to the terminal, by `write`, above what stands at its bottom.
@@ -189,4 +231,55 @@ pub fn stdout_columns() -> Option<usize> {
 /// Rows and columns.
 fn size(terminal: &Term) -> Option<(u16, u16)> {
     terminal.size_checked().filter(|(_, columns)| *columns > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn terminal(columns: u16) -> vt100::Parser {
+        let [rows, columns] = [24, columns].map(|size| size.try_into().unwrap());
+        vt100::Parser::new(rows, columns, 0)
+    }
+
+    /// What a terminal of 80 columns shows when it has others: it wraps rows that are too long, or
+    /// cuts them, and the cursor stays behind the last character.
+    fn resized(from: &vt100::Parser, columns: u16, wraps: bool) -> vt100::Parser {
+        let kept = if wraps { 80 } else { columns };
+        let mut text: Vec<String> = from.screen().rows(0, kept).collect();
+        while text.last().is_some_and(String::is_empty) {
+            text.pop();
+        }
+        let mut changed = terminal(columns);
+        changed.process(text.join("\r\n").as_bytes());
+        changed
+    }
+
+    /// A block of three lines below two of others, on a terminal that changes its size.
+    #[test]
+    fn nothing_of_a_block_is_left_and_no_other_line_is_lost_when_the_size_changes() {
+        let block = ["█".repeat(60), "b".repeat(79), "c".repeat(30)];
+        for (wraps, columns) in
+            [(true, 40), (true, 25), (true, 10), (true, 200), (false, 40), (false, 200)]
+        {
+            let mut before = terminal(80);
+            before.process(format!("first\r\nsecond\r\n{}", block.join("\r\n")).as_bytes());
+            let mut terminal = resized(&before, columns, wraps);
+            let drawn = DrawnBar { lines: block.to_vec(), wraps };
+            terminal.process(drawn.erased(columns.into()).as_bytes());
+            terminal.process(b"third");
+            let rows: Vec<_> = terminal.screen().rows(0, columns).take(4).collect();
+            assert_eq!(rows, ["first", "second", "third", ""], "{wraps} {columns}");
+        }
+        assert_eq!(DrawnBar { lines: vec![], wraps: true }.erased(80), "");
+    }
+
+    #[test]
+    fn terminals_that_cut_lines_are_known() {
+        let with = |name: &'static str| move |other: &str| other == name;
+        assert!(wraps("xterm-256color", with("VTE_VERSION")) && wraps("", with("")));
+        assert!(wraps("screen-256color", with("TMUX")) && wraps("tmux-256color", with("TMUX")));
+        assert!(!wraps("xterm-256color", with("XTERM_VERSION")) && !wraps("linux", with("")));
+        assert!(!wraps("screen.xterm-256color", with("STY")) && !wraps("screen", with("")));
+    }
 }

@@ -130,6 +130,33 @@ pub struct ProcessTimes {
     /// The mean of each process in milliseconds, in their order; in files `null` if it is not
     /// finite.
     pub own_ms: Vec<f64>,
+    /// How the steps of each process differ, in their order, without its first launch.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spread: Vec<Vec<LikeSteps>>,
+}
+
+/// Steps of a process that took it about as long; in files `[num_steps, own_ms, input_ms]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "(u64, f64, f64)", into = "(u64, f64, f64)")]
+pub struct LikeSteps {
+    /// How many they are.
+    pub num_steps: u64,
+    /// The mean time that the process itself took for one of them, in milliseconds.
+    pub own_ms: f64,
+    /// The mean part in which it waited for its batch, in milliseconds.
+    pub input_ms: f64,
+}
+
+impl From<(u64, f64, f64)> for LikeSteps {
+    fn from((num_steps, own_ms, input_ms): (u64, f64, f64)) -> Self {
+        Self { num_steps, own_ms, input_ms }
+    }
+}
+
+impl From<LikeSteps> for (u64, f64, f64) {
+    fn from(steps: LikeSteps) -> Self {
+        (steps.num_steps, steps.own_ms, steps.input_ms)
+    }
 }
 
 /// The most memory that a process has taken so far, in bytes; `None` if it is not known.

@@ -238,6 +238,15 @@ impl LiveView {
         rows.truncate(max_rows.max(1));
         (bar, rows)
     }
+
+    /// The steps that are done as a bar of so many columns.
+    pub fn bar(&self, columns: usize) -> LivePart {
+        let (done, total) = self.steps;
+        let share = done.min(total) as f64 / total.max(1) as f64;
+        let filled = (share * columns as f64) as usize;
+        let text = "█".repeat(filled) + &"░".repeat(columns.saturating_sub(filled));
+        LivePart::new(text, Tone::Drawn)
+    }
 }
 
 fn age(now: Instant, since: Instant) -> String {
@@ -470,6 +479,8 @@ mod tests {
         // A terminal of 40, 80 and 120 columns has one less.
         let (bar, narrow) = lines(39, 24);
         assert_eq!(bar, 12);
+        let (view, now) = run();
+        assert_eq!(line(&[view.view(now).bar(12)], false), "████░░░░░░░░");
         assert_eq!(
             narrow,
             [

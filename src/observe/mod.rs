@@ -44,9 +44,9 @@ use std::path::PathBuf;
 pub use bar::{above_bottom, stdout_columns};
 pub use confusion::ConfusionMatrix;
 pub use event::{
-    EvalCounts, EvalResult, FailedGeneration, GenerationStart, LaunchMetrics, LaunchSpans, OpSpan,
-    PeakMemory, ProcessTimes, RunEnd, RunEvent, RunInfo, RunProgress, SavedCheckpoint, SlowProcess,
-    StepEval, StepLayers, StepMetrics,
+    EvalCounts, EvalResult, FailedGeneration, GenerationStart, LaunchMetrics, LaunchSpans,
+    LikeSteps, OpSpan, PeakMemory, ProcessTimes, RunEnd, RunEvent, RunInfo, RunProgress,
+    SavedCheckpoint, SlowProcess, StepEval, StepLayers, StepMetrics,
 };
 pub use file::{create_file, replace_file, unfinished_prefix};
 pub use histogram::HistogramBuckets;

@@ -56,7 +56,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::observe::{ProcessTimes, RunInfo, RunProgress};
+    use crate::observe::{LikeSteps, ProcessTimes, RunInfo, RunProgress};
 
     #[test]
     fn steps_that_are_taken_again_have_one_line() {
@@ -70,7 +70,9 @@ mod tests {
             sink.event(&RunEvent::Started(Box::new(info)));
             for step in steps {
                 let own_ms = vec![1.5, f64::NAN];
-                let times = ProcessTimes { step: *step, num_steps: 10, own_ms };
+                let steps = LikeSteps { num_steps: 9, own_ms: 1.25, input_ms: 0.5 };
+                let spread = vec![vec![steps], vec![]];
+                let times = ProcessTimes { step: *step, num_steps: 10, own_ms, spread };
                 let (num_steps, took) = (step + 1, Duration::ZERO);
                 let process_times = vec![times];
                 sink.event(&RunEvent::LockstepProved { num_steps, took, process_times });
@@ -78,8 +80,12 @@ mod tests {
             sink.flush().unwrap();
             fs::read_to_string(dir.path().join(ProcessTimesFile::FILE)).unwrap()
         };
-        let line =
-            |step: u64| format!("{{\"step\":{step},\"num_steps\":10,\"own_ms\":[1.5,null]}}\n");
+        let line = |step: u64| {
+            format!(
+                "{{\"step\":{step},\"num_steps\":10,\"own_ms\":[1.5,null],\
+                 \"spread\":[[[9,1.25,0.5]],[]]}}\n"
+            )
+        };
         assert_eq!(run(None, &[9, 19]), [line(9), line(19)].concat());
         assert_eq!(run(Some(15), &[24]), [line(9), line(24)].concat());
     }

@@ -19,14 +19,13 @@
 //! | `lifetimes.rs` | how long gathered parameters are in memory |
 //! | `ordering.rs` | which collectives are not ordered by data |
 //! | `memory.rs`, `advice.rs` | whether the step fits, and what to change if not |
-//! | `report.rs`, `scaling.rs`, `row.rs`, `finding.rs`, `backups.rs`, `resilience.rs` | the results, as the commands print them |
+//! | `report.rs`, `scaling.rs`, `row.rs`, `finding.rs`, `remedies.rs`, `resilience.rs` | the results, as the commands print them |
 //! | [`cost`] | times, from a described fabric, a roofline, and when each collective can run ([`hlo::transfers`]) |
 //!
 //! [`device_order`](fn@crate::cluster::device_order) assigns devices to replicas, for `compile` and
 //! for `train` alike. The assignment is always sent, because plugins' own defaults differ.
 
 mod advice;
-mod backups;
 mod chips;
 mod collective;
 mod compile;
@@ -40,6 +39,7 @@ mod listing;
 mod memory;
 mod ordering;
 mod pipeline;
+mod remedies;
 mod report;
 mod resilience;
 mod row;
@@ -50,7 +50,6 @@ mod target;
 pub mod worker;
 
 pub use advice::{Knobs, MemoryAdvice, ModelPieces, Suggestion, candidates};
-pub use backups::{BackupRow, BackupSimulation};
 pub use chips::{CHIPS, Calibration, Chip, Family, GpuArchitecture, GpuSpec, TpuSpec};
 pub use collective::{Collective, CollectivePhase, CollectiveSum};
 pub use compile::{ByLine, DUMPED, Error, Step, compile, scatter_line};
@@ -58,6 +57,7 @@ pub use instruction::{Instruction, instructions};
 pub use memory::{Memory, gib};
 pub use ordering::unordered_collectives;
 pub use pipeline::{PipelineReport, SentByStages, StepPipeline};
+pub use remedies::{RemedyRow, RemedyTable};
 pub use report::{AttentionForm, CompileReport, ScatterForm};
 pub use resilience::{DeadLink, SpareRow, SpareTable};
 pub use row::{PlannedCollectives, Row};

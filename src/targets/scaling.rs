@@ -4,7 +4,6 @@ use hlo::{Algorithm, Axis, Communication, Graph, communication, counted};
 use serde::Serialize;
 
 use super::Target;
-use super::backups::BackupSimulation;
 use super::cost::{
     AllReduced, DeviceLayout, Fabric, Failures, NamedNetwork, RegionLinks, STEP_VARIATION,
     StepTime, Stragglers, Timeline, WhatIf, Wire, Work, all_reduce, all_reduce_by, first_group,
@@ -13,6 +12,7 @@ use super::cost::{
 use super::finding::{Found, finding};
 use super::memory::{gib, usable};
 use super::pipeline::{PipelineReport, StepPipeline};
+use super::remedies::RemedyTable;
 use super::resilience::{DeadLink, SpareTable};
 use super::row::{PlannedCollectives, Row};
 
@@ -63,8 +63,8 @@ pub struct ScalingPrediction {
     /// A picture of it, a line for each stage.
     #[serde(skip)]
     pub ticks: Vec<String>,
-    /// Backup workers on the whole target, if they were asked for.
-    pub backups: Option<BackupSimulation>,
+    /// Slow processes on the whole target, if a run has recorded some.
+    pub stragglers: Option<RemedyTable>,
     /// Where the figures of failures are from, in words.
     pub failures: Option<String>,
     /// Spare hosts or slices, if they were asked for.
@@ -127,8 +127,8 @@ pub struct Scenario {
     pub failures: Option<Failures>,
     /// How long the repair of a host or slice takes, in seconds, to compare numbers of spares.
     pub repair_secs: Option<f64>,
-    /// How step times vary, to simulate backup workers.
-    pub stragglers: Option<Stragglers>,
+    /// A number of spares to compare with the others.
+    pub num_spares: Option<usize>,
 }
 
 impl Scenario {
@@ -219,12 +219,11 @@ impl ScalingPrediction {
         let (mesh, scaling, memory) = (mesh(steps), scaling(steps), memory(target, &rows));
         let accuracy = target.chip.accuracy();
         let spares = scenario.failures.zip(scenario.repair_secs);
-        let spares = spares.map(|(failures, secs)| SpareTable::of(target, &failures, secs));
+        let spares = spares
+            .map(|(failures, secs)| SpareTable::of(target, &failures, secs, scenario.num_spares));
         let dead_link = what_if.zip(rows.last());
         let dead_link = dead_link.and_then(|(change, row)| DeadLink::of(change, row));
         let target = target.to_string();
-        let simulated = scenario.stragglers.as_ref().zip(rows.last());
-        let backups = simulated.map(|(stragglers, row)| BackupSimulation::of(stragglers, row));
         let batch = None;
         Self {
             target,
@@ -241,7 +240,7 @@ impl ScalingPrediction {
             batch,
             pipeline: None,
             ticks: vec![],
-            backups,
+            stragglers: None,
             failures: None,
             spares,
             dead_link,
@@ -256,6 +255,16 @@ impl ScalingPrediction {
     /// Says where the figures of failures are from.
     pub fn describe_failures(&mut self, words: String) {
         self.failures = Some(words);
+    }
+
+    /// Adds what slow processes of a run cost on the whole target, with a process on each host.
+    /// They take the place of the waits that are assumed for devices.
+    pub fn add_stragglers(&mut self, target: &Target, run: &Stragglers) {
+        let row = self.rows.last();
+        self.stragglers = row.map(|row| {
+            let (rest_ms, batch) = (row.compute_ms + row.exposed_ms, row.global_batch as f64);
+            RemedyTable::of(run, &[(target.num_hosts(), rest_ms, batch)])
+        });
     }
 
     /// Adds the pipeline of the largest step.
@@ -330,8 +339,8 @@ impl ScalingPrediction {
         }
         out += &format!("accuracy: {}\n", self.accuracy);
         out += UPPER_BOUND;
-        if let Some(backups) = &self.backups {
-            out += &format!("\n{}", backups.table());
+        if let Some(stragglers) = &self.stragglers {
+            out += &format!("\n{}", stragglers.table());
         }
         if let Some(dead_link) = &self.dead_link {
             out += &format!("\n{}", dead_link.words());

@@ -133,7 +133,7 @@ impl<'a> Loop<'a> {
             last_end,
             probe: None,
             probed: None,
-            own_times: OwnTimes::default(),
+            own_times: OwnTimes::new(processes.this().num_processes),
             traced_ops: TracedOps::of(traced),
             skipped,
             has_recorded: false,
@@ -347,7 +347,7 @@ impl<'a> Loop<'a> {
                 collective_wait,
             };
             if let Some(own) = self.processes.steps_done(first, &times, self.probed.take()) {
-                self.own_times.add(first, num_steps, own);
+                self.own_times.add(first, num_steps, own.own, own.input);
             }
             if let (Some(late), [result]) = (&mut self.late, &results[..]) {
                 late.step_ended(result, total);

@@ -159,7 +159,7 @@ impl<'a> Processes<'a> {
     }
 
     /// Reports the steps of a launch that has ended, from `first` on, and the time of the probe
-    /// before it. Returns the time that this process itself took for each; `None` if it is alone.
+    /// before it. Returns what this process itself took for each; `None` if it is alone.
     ///
     /// Where the plugin computes the collectives, a process cannot tell what its devices take from
     /// what they wait for others. But steps end together, and are launched ahead: the time from the
@@ -169,7 +169,7 @@ impl<'a> Processes<'a> {
         first: u64,
         times: &LaunchTimes,
         probe: Option<ProbeTime>,
-    ) -> Option<Duration> {
+    ) -> Option<StepTimes> {
         let member = self.member?;
         let LaunchTimes { num_steps, total, input, collective_wait, .. } = *times;
         let (delay, own) = match collective_wait {
@@ -190,7 +190,7 @@ impl<'a> Processes<'a> {
             probe,
         };
         member.steps_done(first..first + num_steps as u64, times);
-        Some(times.own)
+        Some(times)
     }
 
     /// The decision of the first process. The others wait for it.

@@ -6,6 +6,7 @@
 //! - `export`: models that leave a run for other programs, and that runs start from
 //! - `folders`: whatever in a folder of transformers' changes results is read, or refused by name
 //! - `interrupted`: signals, and readers that go away
+//! - `job_files`: what the files of `examples/cluster` start
 //! - `run_dir`: a directory holds one run, whatever becomes of it and of the disk
 //! - `output`: files that other commands write
 //! - `own_data`: tables, arrays and images of the user: train, evaluate, predict
@@ -32,6 +33,7 @@ mod checkpoints;
 mod export;
 mod folders;
 mod interrupted;
+mod job_files;
 mod layers;
 mod output;
 mod own_data;

@@ -367,6 +367,18 @@ fn the_map_of_processes_shows_which_was_slow_and_when() {
     let (page, json) = report(&[&run]);
     let text = fs::read_to_string(run.join("processes.jsonl")).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // Where the state of each attempt came from: nowhere, then the newer of two places.
+    let (_, starts) = page.split_once(">state from</th>").unwrap();
+    let (starts, _) = starts.split_once("</table>").unwrap();
+    let rows: Vec<_> = starts.split("<tr>").skip(1).collect();
+    let [second, first] = rows[..] else { panic!("{starts}") };
+    let from = match summary(&run)["generation_starts"][1]["state_from"].as_str().unwrap() {
+        "memory" => "memory of supervisors",
+        "checkpoint" => "checkpoint",
+        other => panic!("{other}"),
+    };
+    assert!(second.contains(">failure<") && second.contains(&format!(">{from}<")), "{second}");
+    assert!(first.contains(">none: start of the run<"), "{first}");
     // Each step is in one line, also those that were taken again.
     let mut next = 0;
     for line in &lines {

@@ -21,7 +21,7 @@ fn on_a_terminal(columns: u16, args: &[String], env: &[(&str, &str)]) -> (String
 }
 
 const ROWS: u16 = 24;
-const CLEAR: &str = "\u{1b}[2K";
+const CLEAR: &str = "\u{1b}[J";
 
 /// What stood on the terminal whenever something had been drawn, the last one in the end.
 fn screens(seen: &str, columns: u16) -> Vec<Vec<String>> {
@@ -90,17 +90,32 @@ fn the_block_leaves_a_line_and_the_result_is_shown_once() {
 #[test]
 fn the_block_follows_the_size_of_the_terminal() {
     install_plugin();
-    let resizing = "(sleep 2; stty -F /dev/tty cols 50) & exec \"$0\" \"$@\"";
-    let mut args = ["sh", "-c", resizing].map(str::to_owned).to_vec();
-    args.extend(run(&["--set", "train.epochs=400"]));
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    // A second after the first steps.
+    let resizing = format!(
+        "(until [ -s {}/metrics.jsonl ]; do sleep 0.1; done; sleep 1; stty -F /dev/tty cols 50) & \
+         exec \"$0\" \"$@\"",
+        out.display()
+    );
+    let mut args = ["sh".to_owned(), "-c".to_owned(), resizing].to_vec();
+    args.extend(run(&["--set", "train.epochs=400", "--out", text(&out)]));
     let (seen, is_done) = on_a_terminal(100, &args, &[]);
     assert!(is_done, "{seen}");
     let drawn = console::strip_ansi_codes(&seen).into_owned();
-    let bars: Vec<_> = drawn.split(['\r', '\n']).filter(|line| line.contains('█')).collect();
-    // A row is filled up to the width of the terminal, but not with what it shows.
-    let filled = |line: &str| line.chars().count() / 3;
+    let is_bar = |line: &&str| line.contains(['█', '░']) && line.contains(" left  ");
+    let bars: Vec<_> = drawn.split(['\r', '\n']).filter(is_bar).collect();
     let (first, last) = (bars.first().unwrap(), bars.last().unwrap());
-    assert!(filled(first) >= 100 && filled(last) <= 67, "{first}\n{last}");
+    let columns = |line: &str| line.chars().count();
+    assert!(columns(first) > 50 && columns(last) < 50, "{first}\n{last}");
+    // All rows that the wider block takes on the narrower terminal are removed.
+    let ups = seen.split(CLEAR).filter_map(|part| part.rsplit_once("\u{1b}[")?.1.strip_suffix('A'));
+    let ups: Vec<u16> = ups.map(|rows| rows.parse().unwrap()).collect();
+    // By more than the block has lines, once, or twice if another line came first; by those again
+    // and again.
+    let most = *ups.iter().max().unwrap();
+    let num = ups.iter().filter(|rows| **rows == most).count();
+    assert!(num <= 2 && ups.len() > 8, "{ups:?}");
 }
 
 #[test]

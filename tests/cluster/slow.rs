@@ -108,6 +108,22 @@ fn late_batches_are_left_out_and_the_decisions_can_be_taken_again() {
     assert!(late.iter().all(|shards| **shards == serde_json::json!([1])), "{late:?}");
     assert_eq!(skipped["num_late_shards"], late.len());
     assert!(said.contains(&format!("late and left out {} times", late.len())), "{said}");
+    // What the run that waited predicts.
+    let recorded = dir.path().join("waited");
+    let plan = ["plan", "--stragglers", text(&recorded), "--json"];
+    let plan = Command::new(BINARY).args(plan).output().unwrap();
+    let predicted: Value = serde_json::from_slice(&plan.stdout).unwrap();
+    let of = |row: usize, key: &str| predicted["rows"][row][key].as_f64().unwrap();
+    let steps = lines.iter().skip(1).map(|line| line["step_ms"].as_f64().unwrap());
+    let measured = steps.sum::<f64>() / (lines.len() - 1) as f64;
+    let share = late.len() as f64 / (2 * (lines.len() - 1)) as f64;
+    // Processors that do other things make all steps longer: the error is less than a fifth of what
+    // a step takes if it waits.
+    let (wait, skip) = (of(0, "step_ms"), of(1, "step_ms"));
+    assert!((skip - measured).abs() < 0.2 * wait, "{skip} and {measured} ms of {predicted}");
+    let predicted_share = of(1, "skipped");
+    assert!((predicted_share / share - 1.0).abs() < 0.4, "{share} of {predicted}");
+    assert_eq!(predicted["slow_processes"], serde_json::json!([1]));
     let secs = |summary: &Value| summary["wall_secs"].as_f64().unwrap();
     assert!(secs(&skipped) < secs(&waited) - 3.0, "{skipped} {waited}");
     let from = format!("data.late_from={}", dir.path().join("skipped/metrics.jsonl").display());

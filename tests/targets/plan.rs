@@ -179,53 +179,169 @@ fn a_plan_says_how_many_tokens_a_step_has() {
     assert!(images.starts_with("num_devices,global_batch,compute_ms,"), "{images}");
 }
 
-/// Backup workers are simulated, alike each time, and said to be.
-#[test]
-fn a_plan_simulates_backup_workers() {
-    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/gpt-bytes.toml");
-    let plan = |more: &[&str]| {
-        lockstep(&[&["plan", example, "--target", "gpu:h100:4x8"], more].concat(), &[])
+/// The directory of a run of two processes, with steps of 10 ms. In every tenth, the batch of the
+/// second is late by 20 ms, and its other steps take `slow_ms`.
+fn recorded_run(dir: &Path, slow_ms: u64) -> String {
+    const LINES: u64 = 20;
+    let run = dir.join(format!("run-{slow_ms}"));
+    fs::create_dir(&run).unwrap();
+    let summary = "{\"status\":\"done\",\"global_batch\":64,\"num_late_shards\":0,\
+                   \"first_step_secs\":3.0,\"checkpoint_wait_secs\":4.0,\"num_checkpoints\":2,\
+                   \"generation_starts\":[";
+    let start = |after: &str, first_step_secs: f64| {
+        format!(
+            "{{\"generation\":1,\"after\":\"{after}\",\"num_hosts\":2,\"num_processes\":2,\
+             \"step\":0,\"agree_secs\":1.0,\"join_secs\":0.5,\"plugin_secs\":0.25,\
+             \"programs_secs\":0.25,\"state_from\":\"memory\",\"state_secs\":0.0,\
+             \"first_step_secs\":{first_step_secs}}}"
+        )
     };
-    let heavy = ["--stragglers=slow=0.01,factor=3,backups=4", "--json"];
-    let json = plan(&heavy);
-    assert_eq!(json.code, Some(0), "{}", json.stderr);
-    assert_eq!(json.stdout, plan(&heavy).stdout);
-    let found: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
-    let rows = found["backups"]["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 5);
-    let of = |row: &serde_json::Value, key: &str| row[key].as_f64().unwrap();
-    let step = found["rows"].as_array().unwrap().last().unwrap();
-    // Of 32 devices one in a hundred is three times as slow: about every fourth step waits for one.
-    assert!(of(&rows[0], "mean_ms") > of(step, "step_ms"), "{found}");
-    assert!(of(&rows[0], "p99_ms") > 2.5 * of(step, "compute_ms"), "{found}");
-    for two in rows.windows(2) {
-        assert!(of(&two[1], "mean_ms") <= of(&two[0], "mean_ms"), "{found}");
-    }
-    for row in rows {
-        let examples = 1e3 * of(step, "global_batch") / of(row, "mean_ms");
-        assert!((of(row, "examples_per_sec") - examples).abs() < 1e-6 * examples, "{row}");
-        let devices = 32.0 + of(row, "num_backups");
-        assert!((of(row, "per_device") - examples / devices).abs() < 1e-6 * examples, "{row}");
-    }
-    let best = found["backups"]["best"].as_u64().unwrap();
-    let most = rows.iter().map(|row| of(row, "per_device")).fold(0.0, f64::max);
-    assert_eq!(of(&rows[usize::try_from(best).unwrap()], "per_device"), most);
-    assert!(best > 0, "{found}");
+    let starts = [start("start", 90.0), start("failure", 0.25), start("hosts", 50.0)].join(",");
+    fs::write(run.join("summary.json"), format!("{summary}{starts}]}}")).unwrap();
+    let step = |step: u64| {
+        let ms = if step == 0 { 5000 } else { slow_ms + if step % 10 == 9 { 21 } else { 1 } };
+        format!("{{\"step\":{step},\"loss\":1.0,\"step_ms\":{ms}}}\n")
+    };
+    fs::write(run.join("metrics.jsonl"), (0..10 * LINES).map(step).collect::<String>()).unwrap();
+    let line = |line: u64| {
+        let usual = if line == 0 { 8 } else { 9 };
+        let late = slow_ms + 20;
+        let steps = format!("[[[{},10,0]],[[{usual},{slow_ms},0],[1,{late},20]]]", usual + 1);
+        let last = 10 * line + 9;
+        let means = format!("[10,{}]", slow_ms + 2);
+        format!("{{\"step\":{last},\"num_steps\":10,\"own_ms\":{means},\"spread\":{steps}}}\n")
+    };
+    let lines = (0..LINES).map(line).collect::<String>();
+    // What a killed process leaves is none.
+    fs::write(run.join("processes.jsonl"), lines + "{\"step\":2").unwrap();
+    run.to_str().unwrap().to_owned()
+}
 
-    // Without slow devices no backup pays for itself.
-    let table = plan(&["--stragglers"]);
-    assert_eq!(table.code, Some(0), "{}", table.stderr);
-    for expected in
-        ["simulated", "seed 0", "included: 0 backups", "Lockstep runs no backup workers"]
-    {
-        assert!(table.stdout.contains(expected), "{expected}: {}", table.stdout);
+/// The steps of a run are resampled: for more processes of its kind, and on a target.
+#[test]
+fn a_plan_takes_slow_steps_from_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = recorded_run(dir.path(), 10);
+    let alone = ["plan", "--stragglers", &run, "--json"];
+    let json = lockstep(&alone, &[]);
+    assert_eq!(json.code, Some(0), "{}", json.stderr);
+    assert_eq!(json.stdout, lockstep(&alone, &[]).stdout);
+    let found: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    let of = |row: &serde_json::Value, key: &str| row[key].as_f64().unwrap();
+    let rows = found["rows"].as_array().unwrap();
+    // Nobody is 1.3 times as slow on average: 12 of 10 ms, and 1 in each step.
+    assert_eq!(found["slow_processes"], serde_json::json!([]));
+    assert_eq!(rows.len(), 8);
+    // Of two processes as in the run; of sixteen, eight are late in a tenth of the steps.
+    assert!((of(&rows[0], "step_ms") - of(&found, "recorded_step_ms")).abs() < 1e-9, "{found}");
+    assert!((of(&found, "recorded_step_ms") - 13.0).abs() < 0.1, "{found}");
+    let expected = 11.0 + 20.0 * (1.0 - 0.9f64.powi(8));
+    assert!((of(&rows[6], "step_ms") / expected - 1.0).abs() < 0.03, "{found} {expected}");
+    assert!((of(&rows[6], "examples_per_sec") - 64e3 * 8.0 / of(&rows[6], "step_ms")).abs() < 1e-6);
+    // A batch that is late by 20 ms is skipped in one step, after half of one, and 3.5 ms are left.
+    let events = 2.0 * of(&rows[1], "skipped");
+    assert!((0.08..0.11).contains(&events), "{found}");
+    assert!((of(&rows[1], "step_ms") - (11.0 + 9.0 * events)).abs() < 0.2, "{found}");
+    assert_eq!(found["best"], "skip");
+
+    // One that is always slow is replaced: as many examples with one process more.
+    let slow = recorded_run(dir.path(), 20);
+    let json = lockstep(&["plan", "--stragglers", &slow, "--json"], &[]);
+    let found: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(found["slow_processes"], serde_json::json!([1]), "{}", json.stderr);
+    let replaced = &found["rows"][2];
+    assert_eq!((&replaced["remedy"], &replaced["num_spares"]), (&"replace".into(), &1.into()));
+    assert!((of(replaced, "step_ms") - 11.0).abs() < 0.2, "{found}");
+
+    // On a target the step is that of the plan, with a process on each of its hosts.
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/gpt-bytes.toml");
+    let target = ["plan", example, "--target", "gpu:h100:4x8", "--stragglers", &run];
+    let json = lockstep(&[&target[..], &["--json"]].concat(), &[]);
+    let found: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    let step = found["rows"].as_array().unwrap().last().unwrap();
+    let waiting = &found["stragglers"]["rows"][0];
+    let expected = of(step, "compute_ms") + of(step, "exposed_ms") + 20.0 * (1.0 - 0.81);
+    assert_eq!(waiting["num_processes"], 4);
+    assert!((of(waiting, "step_ms") / expected - 1.0).abs() < 0.05, "{waiting} {expected}");
+    let table = lockstep(&target, &[]).stdout;
+    assert!(table.contains("resampled from a run of 2 processes"), "{table}");
+}
+
+#[test]
+fn what_is_no_recording_of_slow_steps_is_refused_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = recorded_run(dir.path(), 10);
+    let refused = |args: &[&str], code: i32, expected: &str| {
+        let done = lockstep(&[&["plan"], args].concat(), &[]);
+        assert_eq!(done.code, Some(code), "{args:?}: {} {}", done.stdout, done.stderr);
+        assert!(done.stderr.contains(expected), "{expected}: {}", done.stderr);
+    };
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/gpt-bytes.toml");
+    refused(&[], 2, "--target");
+    refused(&[example], 2, "--target");
+    refused(&["--stragglers", &run, "--target", "gpu:h100:4x8"], 1, "both CONFIG and --target");
+    refused(&["--stragglers", &run, example], 1, "both CONFIG and --target");
+    refused(&["--stragglers", &run, "--mtbf", "50000"], 1, "--mtbf is for a plan");
+    refused(&["--stragglers", &run, "--set", "mesh.data=2"], 1, "name CONFIG and --target too");
+    refused(&["--stragglers", dir.path().to_str().unwrap()], 1, "lockstep train --out");
+    let write = |name: &str, text: &str| fs::write(Path::new(&run).join(name), text).unwrap();
+    let lines = fs::read_to_string(Path::new(&run).join("processes.jsonl")).unwrap();
+    write("processes.jsonl", lines.lines().next().unwrap());
+    refused(&["--stragglers", &run], 1, "the times of 9 steps, without the first: 16 or more");
+    write("processes.jsonl", "{\"step\":9,\"num_steps\":10,\"own_ms\":[10,14]}\n");
+    refused(&["--stragglers", &run], 1, "train again with this version");
+    write("processes.jsonl", &lines.replace("[1,30,20]", "[1,-30,20]"));
+    refused(&["--stragglers", &run], 1, "has times that are none");
+    write("processes.jsonl", &lines);
+    let summary = fs::read_to_string(Path::new(&run).join("summary.json")).unwrap();
+    write("summary.json", &summary.replace("late_shards\":0", "late_shards\":3"));
+    refused(&["--stragglers", &run], 1, "data.late = \"wait\"");
+    fs::remove_file(Path::new(&run).join("processes.jsonl")).unwrap();
+    refused(&["--stragglers", &run], 1, "lockstep launch --num-processes 2");
+}
+
+/// The price of spares, and what is lost without them: by the recoveries of a run.
+#[test]
+fn a_plan_says_what_spares_cost_and_bring() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = recorded_run(dir.path(), 10);
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/gpt-bytes.toml");
+    let args = ["plan", example, "--target", "gpu:h100:4x8", "--mtbf", "5000", "--spares", "3"];
+    let plan = |more: &[&str]| {
+        let done = lockstep(&[&args[..], more].concat(), &[]);
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+        done.stdout
+    };
+    let found: serde_json::Value = serde_json::from_str(&plan(&["--run", &run, "--json"])).unwrap();
+    // A recovery took 1 + 0.5 + 0.25 + 0.25 + 0.25 s, and a checkpoint stalled for 2 s.
+    let words = found["failures"].as_str().unwrap();
+    for expected in ["2.2 s (measured in", "2.000 s (measured in", "the median of 1 recovery"] {
+        assert!(words.contains(expected), "{expected}: {words}");
     }
-    for (value, expected) in [
-        ("--stragglers=tail=2", "\"tail\" is no key; the keys are"),
-        ("--stragglers=slow=2", "slow=2 is no number from 0 to 0.5"),
+    let spares = &found["spares"];
+    assert_eq!((&spares["asked"], &spares["repair_hours"]), (&3.into(), &24.0.into()));
+    // 32 devices, each once in 5,000 h, a day of repair.
+    let of = |row: &serde_json::Value, key: &str| row[key].as_f64().unwrap();
+    let m: f64 = 32.0 * 24.0 / 5000.0;
+    assert!((of(spares, "mean_in_repair") - m).abs() < 1e-9, "{spares}");
+    let rows = spares["rows"].as_array().unwrap();
+    let asked = rows.iter().find(|row| row["num_spares"] == 3).unwrap();
+    assert_eq!(asked["idle_devices"], 24);
+    let enough = (-m).exp() * (1.0 + m + m * m / 2.0 + m * m * m / 6.0);
+    assert!((of(asked, "available") - enough).abs() < 1e-9, "{asked}");
+    assert!(of(&rows[0], "lost_hours") > of(asked, "lost_hours"), "{spares}");
+    assert!(of(&rows[0], "elastic_lost_hours") < of(&rows[0], "lost_hours"), "{spares}");
+    let table = plan(&["--repair-hours", "48"]);
+    for expected in ["a repair in 48 h", "3 spares: the price is 24 devices", "an assumption"] {
+        assert!(table.contains(expected), "{expected}: {table}");
+    }
+    for (more, expected) in [
+        (["--spares", "1"], "--mtbf"),
+        (["--mtbf=1", "--spares=0"], "0 is not in 1..=16384"),
+        (["--mtbf=1", "--spares=x"], "invalid digit"),
     ] {
-        let done = plan(&[value]);
-        assert!(done.code == Some(2) && done.stderr.contains(expected), "{value}: {}", done.stderr);
+        let done = lockstep(&[&args[..4], &more].concat(), &[]);
+        assert!(done.code == Some(2) && done.stderr.contains(expected), "{}", done.stderr);
     }
 }
 

@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use super::changes::Changes;
 pub use super::changes::ConfigArgs;
 use crate::config::{HostPort, MAX_BATCH, expand_home};
-use crate::targets::cost::{NamedNetwork, Stragglers, WhatIf};
+use crate::targets::cost::{NamedNetwork, WhatIf};
 use launch::COORDINATOR_HELP;
 pub use launch::{CoordinatorArgs, HostRange, JobRules, LaunchArgs};
 pub use own_data::{DataArgs, InitArgs, InitKind, PredictArgs};
@@ -427,12 +427,13 @@ fn positive(text: &str) -> Result<f64, String> {
 
 /// Arguments of `plan`.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("config", |config| config.required(false).required_unless_present("stragglers")))]
 pub struct PlanArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
     /// Target, as for `compile`
-    #[arg(long)]
-    pub target: String,
+    #[arg(long, required_unless_present = "stragglers")]
+    pub target: Option<String>,
     /// Rank ways of sharding (fsdp, ZeRO), remat and microbatches that fit on the whole target;
     /// compiles the step and the best
     #[arg(long, conflicts_with_all = ["csv", "plot", "network", "what_if", "mtbf", "stragglers"])]
@@ -470,21 +471,24 @@ pub struct PlanArgs {
     /// assumption
     #[arg(long, value_name = "SECONDS", value_parser = positive, requires = "mtbf")]
     pub restart_secs: Option<f64>,
-    /// Compare numbers of spare hosts (or slices), if a failed one is repaired in so many hours
-    #[arg(long, value_name = "HOURS", value_parser = positive, requires = "mtbf", conflicts_with = "csv")]
-    pub repair_hours: Option<f64>,
-    /// Simulate backup workers on the whole target (Lockstep runs none), by default with the
-    /// variation of step times that the column jitter has; slow=0.01,factor=2.0 makes one step of a
-    /// device in 100 twice as long. Other keys: cv, backups, steps, seed
+    /// What so many spare hosts (or slices) cost, and what failures cost without and with them
     #[arg(
         long,
-        value_name = "KEYS",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "",
+        value_name = "K",
+        value_parser = clap::value_parser!(u32).range(1..=16_384),
+        requires = "mtbf",
         conflicts_with = "csv"
     )]
-    pub stragglers: Option<Stragglers>,
+    pub spares: Option<u32>,
+    /// Hours until a failed host (or slice) is repaired, to compare numbers of spares; with
+    /// --spares otherwise 24, an assumption
+    #[arg(long, value_name = "HOURS", value_parser = positive, requires = "mtbf", conflicts_with = "csv")]
+    pub repair_hours: Option<f64>,
+    /// The directory of a run of several processes: what it costs to wait for slow ones, to skip
+    /// their late batches, and to replace them, on the hosts of the target. Without CONFIG and
+    /// --target, on the machines of that run
+    #[arg(long, value_name = "DIR", value_parser = path(), conflicts_with = "csv")]
+    pub stragglers: Option<PathBuf>,
     /// Print comma-separated values
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,

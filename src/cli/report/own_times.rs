@@ -75,7 +75,7 @@ fn read_lines(file: impl BufRead, notes: &mut Vec<String>) -> std::io::Result<Ve
         };
         let own_ms = own_ms.into_iter().map(|ms| ms.unwrap_or(f64::NAN)).collect();
         records.retain(|record| record.step < step);
-        records.push(ProcessTimes { step, num_steps, own_ms });
+        records.push(ProcessTimes { step, num_steps, own_ms, spread: vec![] });
         if records.len() >= MAX_RECORDS {
             records = records.chunks(2).map(join).collect();
         }
@@ -94,6 +94,7 @@ fn join(records: &[ProcessTimes]) -> ProcessTimes {
         step: records.last().map_or(0, |record| record.step),
         num_steps: records.iter().map(|record| record.num_steps).sum(),
         own_ms: (0..num_processes).map(|process| mean(records, process)).collect(),
+        spread: vec![],
     }
 }
 

@@ -187,6 +187,7 @@ fn rosters(html: &mut Html, starts: &[GenerationStart]) {
     let heads = [
         "generation",
         "after",
+        "state from",
         "hosts",
         "processes",
         "first step",
@@ -208,7 +209,13 @@ fn rosters(html: &mut Html, starts: &[GenerationStart]) {
             start.first_step_secs,
         ];
         let secs = secs.map(|secs| secs.map_or(String::new(), duration));
-        let words = [start.generation.to_string(), start.after.clone()].map(|text| (text, false));
+        let state_from = match &*start.state_from {
+            "memory" => "memory of supervisors",
+            "start" => "none: start of the run",
+            other => other,
+        };
+        let words = [&start.generation.to_string(), &start.after, state_from];
+        let words = words.map(|text| (text.to_owned(), false));
         let numbers = numbers.into_iter().chain([start.step.to_string()]).chain(secs);
         words.into_iter().chain(numbers.map(|text| (text, true))).collect()
     });

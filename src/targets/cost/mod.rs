@@ -14,7 +14,7 @@
 //! * Other networks than the target's, by name ([`NamedNetwork`]), measured ones
 //!   ([`MeasuredFabric`]), and changed ones ([`WhatIf`]).
 //! * Failures: the best interval between checkpoints, and what is left of the time ([`Failures`]).
-//! * Backup workers, as a simulation ([`Stragglers`]).
+//! * Slow steps of some processes, resampled from a run ([`Stragglers`]).
 //!
 //! Input pipelines are not modelled, nor traffic of others on the network.
 
@@ -42,7 +42,7 @@ pub use line_fit::{FittedValue, LineFit};
 pub use measured::{CollectiveSpan, DIRECT, MeasuredCollective, MeasuredFabric, MeasuredPoint};
 pub use network::{NamedNetwork, NetworkError};
 pub use roofline::Work;
-pub use stragglers::{BackupStep, Stragglers, StragglersError};
+pub use stragglers::{RecordedSteps, Remedy, ResampledSteps, Stragglers};
 pub(super) use timeline::first_group;
 pub use timeline::{AllReduced, StepTime, Timeline};
 pub use what_if::{WhatIf, WhatIfError};

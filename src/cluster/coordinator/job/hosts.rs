@@ -22,11 +22,13 @@ pub struct FormationTimes {
     pub started: Duration,
     /// When all processes had joined.
     pub joined: Duration,
+    /// When it was last said that hosts are missing.
+    said_missing: Option<Duration>,
 }
 
 impl FormationTimes {
     pub fn to_row(&self) -> wire::FormationRow {
-        let Self { cause, num_hosts, since, started, joined } = *self;
+        let Self { cause, num_hosts, since, started, joined, .. } = *self;
         wire::FormationRow {
             num_hosts: index(num_hosts),
             cause: cause.into(),
@@ -36,7 +38,25 @@ impl FormationTimes {
     }
 }
 
+/// It is said that hosts are missing after so long, and then again and again.
+const MISSING_AFTER: Duration = Duration::from_secs(10);
+const MISSING_AGAIN: Duration = Duration::from_secs(60);
+
 impl JobState {
+    /// Says now and then who is there, and how many hosts are missing, where these are waited for
+    /// since then.
+    pub(super) fn say_missing(&mut self, now: Duration, since: Duration) {
+        let Some(supervision) = &self.supervision else { return };
+        let said = self.formation.said_missing.filter(|said| *said >= since);
+        let due = said.map_or(since + MISSING_AFTER, |said| said + MISSING_AGAIN);
+        if due <= now {
+            self.formation.said_missing = Some(now);
+            let secs = self.options.start_within.as_secs();
+            let text = format!("waits up to {secs} s for hosts: {}", supervision.missing());
+            self.changes.push(JobChange::Note(text));
+        }
+    }
+
     /// Removes the new host of a process that cannot take part, if the others are enough. `false`
     /// otherwise.
     pub(super) fn refuse(&mut self, process_index: usize, reason: &str) -> bool {

@@ -504,7 +504,10 @@ impl JobState {
             Stage::Failed { since } if since + ANSWER_WITHIN <= now => {
                 self.leave_out_unresponsive(now)
             }
-            Stage::Registering { .. } => self.after_children(now),
+            Stage::Registering { since } => {
+                self.say_missing(now, since);
+                self.after_children(now);
+            }
             Stage::Running => self.follow_hosts(now),
             _ => {}
         }

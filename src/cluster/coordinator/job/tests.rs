@@ -521,7 +521,12 @@ fn processes_that_do_not_end_do_not_hold_up_the_job() {
 fn supervisors_that_never_come_are_named() {
     let mut world = World::new(2, Some(2));
     world.register(0);
-    world.pass(61 * SECOND, &[]);
+    let missing = "waits up to 60 s for hosts: 1 of 2 hosts is there: host0";
+    world.pass(8 * SECOND, &[]);
+    assert_eq!(world.job.take_changes(), []);
+    world.pass(3 * SECOND, &[]);
+    assert_eq!(world.job.take_changes(), [JobChange::Note(missing.to_owned())]);
+    world.pass(50 * SECOND, &[]);
     let Some(Directive::End { is_success: false, text, .. }) = world.directives().pop() else {
         panic!()
     };
