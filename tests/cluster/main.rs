@@ -4,7 +4,8 @@
 //! - `failures`: processes that are killed, stopped, missing or different, and what becomes of the
 //!   run
 //! - `hosts`: two hosts, whose network is cut and whose supervisors are killed
-//! - `elastic`: hosts that come, leave and are killed, and the same curve
+//! - `elastic`: hosts that come, leave and are killed
+//! - `curve`: the same at random, on models and meshes of every kind, to the same curve
 //! - `snapshots`: the state in the memory of supervisors, after failures of every kind
 //! - `coordinator`: the coordinator and its sessions, without processes
 //! - `slow`: processes that are late or have slow devices
@@ -17,6 +18,7 @@
 mod bits;
 mod chaos;
 mod coordinator;
+mod curve;
 mod elastic;
 mod failures;
 mod hosts;

@@ -1,0 +1,436 @@
+//! Whatever hosts come, leave and are killed, at random: a run is the training that nothing has
+//! disturbed. Its parameters differ by the rounding of sums only, each example of an epoch counts
+//! once, and with the same numbers of hosts for the same steps the bits are the same.
+//!
+//! The first five events of a run lead through 4, 3, 2, 3, 4 and 5 hosts; which host it is, whether
+//! it is killed or leaves, and when, is drawn, and so are all events after them. By hand:
+//! `LOCKSTEP_MODEL=gpt LOCKSTEP_NUM_EVENTS=100 LOCKSTEP_SEED=2 cargo test --test cluster by_hand --
+//! --ignored --nocapture`, and `LOCKSTEP_CHECKPOINT_EVERY=40` for a `[checkpoint]` section.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use hlo::random::threefry2x32;
+use lockstep::data::{Sampler, npy_file};
+use serde_json::Value;
+
+use super::elastic::{Job, TOLERANCE, assert_whole, difference, parameters};
+use super::{CARGO_DIR, alone, last_step, metrics, run, summary, text, train};
+
+/// A model on a mesh that some hosts have together.
+struct Case {
+    name: &'static str,
+    /// Sections of the configuration without `[mesh]`.
+    config: &'static str,
+    max_hosts: usize,
+    /// Replicas along `data` and along other axes.
+    data: usize,
+    others: &'static [&'static str],
+    /// A copy of the other axes has the replicas of so many hosts.
+    hosts_of_copy: usize,
+}
+
+/// The batch of each is `T` microbatches. On `R` batch shards each runs `ceil(T / R)`, so that of
+/// `T = 4` on 3 shards the last one has surplus ones only, and of `T = 8` on 6 the last two.
+const CASES: [Case; 7] = [
+    Case { name: "counted", config: COUNTED, max_hosts: 5, data: 5, others: &[], hosts_of_copy: 1 },
+    Case { name: "digits", config: DIGITS, max_hosts: 5, data: 5, others: &[], hosts_of_copy: 1 },
+    Case { name: "gpt", config: GPT, max_hosts: 5, data: 5, others: &[], hosts_of_copy: 1 },
+    Case { name: "resnet20", config: RESNET, max_hosts: 5, data: 5, others: &[], hosts_of_copy: 1 },
+    // Each process has the two pieces of one copy.
+    Case {
+        name: "gpt-fsdp",
+        config: GPT_OF_8,
+        max_hosts: 5,
+        data: 5,
+        others: &["mesh.fsdp=2"],
+        hosts_of_copy: 1,
+    },
+    // Two processes have one copy together; without its other half a host waits.
+    Case {
+        name: "gpt-tensor",
+        config: GPT,
+        max_hosts: 6,
+        data: 3,
+        others: &["mesh.tensor=2"],
+        hosts_of_copy: 2,
+    },
+    Case {
+        name: "gpt-fsdp-tensor",
+        config: GPT,
+        max_hosts: 6,
+        data: 3,
+        others: &["mesh.fsdp=2", "mesh.tensor=2"],
+        hosts_of_copy: 2,
+    },
+];
+
+/// Example `i` is row `i` of a unit matrix, and its value is 1. A linear model without a bias then
+/// has a weight for each example, which only that example changes: in a step with learning rate `l`
+/// and a batch of `B` what the weight lacks of 1 is multiplied with `1 - 2 l / B`. Each step has
+/// another rate, so a weight shows in which steps its example took part, and how often.
+const COUNTED: &str = "
+[model]
+name = \"mlp\"
+hidden = []
+[data]
+source = \"arrays\"
+path = \"examples\"
+standardize = false
+eval_x = \"eval_x\"
+eval_y = \"eval_y\"
+[train]
+global_batch = 32
+microbatch = 8
+[optimizer]
+name = \"sgd\"
+momentum = 0.0
+freeze = [\"head.bias\"]
+[schedule]
+name = \"linear\"
+peak = 0.02
+total_steps = 1000000
+";
+const NUM_COUNTED: usize = 960;
+const COUNTED_BATCH: usize = 32;
+
+const DIGITS: &str = "
+[model]
+name = \"mlp\"
+hidden = [64, 64]
+dropout = 0.1
+[data]
+source = \"digits\"
+path = \"CARGO_DIR/examples/data/digits.csv.gz\"
+[train]
+global_batch = 64
+microbatch = 16
+[optimizer]
+name = \"adamw\"
+[schedule]
+name = \"inverse_sqrt\"
+peak = 1e-2
+warmup_steps = 1
+";
+
+const GPT: &str = "
+[model]
+name = \"gpt\"
+num_layers = 2
+width = 32
+num_heads = 4
+context = 16
+dropout = 0.1
+[data]
+source = \"text\"
+path = \"CARGO_DIR/examples/data\"
+context = 16
+[train]
+global_batch = 8
+microbatch = 2
+[optimizer]
+name = \"adamw\"
+epsilon = 1e-5
+[schedule]
+name = \"inverse_sqrt\"
+peak = 4e-3
+warmup_steps = 1
+";
+
+const GPT_OF_8: &str = "
+[model]
+name = \"gpt\"
+num_layers = 2
+width = 32
+num_heads = 4
+context = 16
+[data]
+source = \"text\"
+path = \"CARGO_DIR/examples/data\"
+context = 16
+[train]
+global_batch = 8
+microbatch = 1
+[optimizer]
+name = \"adamw\"
+epsilon = 1e-5
+[schedule]
+name = \"inverse_sqrt\"
+peak = 4e-3
+warmup_steps = 1
+";
+
+const RESNET: &str = "
+[model]
+name = \"resnet\"
+preset = \"resnet20\"
+batch_norm_group = 4
+[data]
+source = \"synthetic\"
+image = [3, 8, 8]
+num_examples = 256
+[train]
+global_batch = 16
+microbatch = 4
+[optimizer]
+name = \"sgd\"
+momentum = 0.9
+[schedule]
+name = \"inverse_sqrt\"
+peak = 0.05
+warmup_steps = 1
+";
+
+impl Case {
+    fn of(name: &str) -> &'static Self {
+        CASES.iter().find(|case| case.name == name).unwrap()
+    }
+
+    /// Writes the configuration, and the examples that are counted.
+    fn write(&self, dir: &Path) -> PathBuf {
+        let config = self.config.replace("CARGO_DIR", CARGO_DIR);
+        let path = dir.join("model.toml");
+        fs::write(&path, config).unwrap();
+        if self.name == "counted" {
+            write_counted(dir);
+        }
+        path
+    }
+
+    /// `train` with the replicas that so many hosts have.
+    fn args(&self, dir: &Path, num_hosts: usize, sets: &[&str], more: &[&str]) -> Vec<String> {
+        let data = format!("mesh.data={}", self.data * num_hosts / self.max_hosts);
+        let precise = ["train.precision=f64", "train.eval_every=1000000", &data];
+        let sets = [&precise, self.others, sets].concat();
+        train(text(&dir.join("model.toml")), &sets, more)
+    }
+
+    /// Of so many hosts, those that take part.
+    fn active(&self, num_hosts: usize) -> usize {
+        num_hosts - num_hosts % self.hosts_of_copy
+    }
+}
+
+fn write_counted(dir: &Path) {
+    let examples = dir.join("examples");
+    fs::create_dir(&examples).unwrap();
+    let rows = |number: usize| {
+        let mut rows = vec![0f32; number * NUM_COUNTED];
+        (0..number).for_each(|row| rows[row * NUM_COUNTED + row] = 1.0);
+        npy_file(&[number, NUM_COUNTED], &rows)
+    };
+    for (x, y, number) in [("x.npy", "y.npy", NUM_COUNTED), ("eval_x.npy", "eval_y.npy", 2)] {
+        fs::write(examples.join(x), rows(number)).unwrap();
+        fs::write(examples.join(y), npy_file(&[number], &vec![1.0; number])).unwrap();
+    }
+}
+
+/// Checks that each example of each epoch took part in one step, the one that the order of the data
+/// says, with weight 1: by the parameters. The run has whole epochs.
+fn assert_each_counts_once(case: &Case, dir: &Path, out: &Path) {
+    let sampler = Sampler::new(0, NUM_COUNTED as u64, COUNTED_BATCH);
+    let lines = metrics(out);
+    let num_epochs = sampler.epoch(lines.len() as u64);
+    assert_eq!(num_epochs * sampler.batches_per_epoch(), lines.len() as u64);
+    let mut seen = vec![[0u32; NUM_COUNTED]; num_epochs as usize];
+    let (mut expected, mut last) = ([0f64; NUM_COUNTED], 0.0);
+    for (step, line) in (0..).zip(&lines) {
+        // Programs take the rate as an f32.
+        let rate = f64::from(line["lr"].as_f64().unwrap() as f32);
+        let part = (-2.0 * rate / COUNTED_BATCH as f64).ln_1p();
+        assert!((part - last).abs() > 5.0 * RESOLUTION, "steps {step} and before look alike");
+        last = part;
+        for id in sampler.batch(step) {
+            seen[sampler.epoch(step) as usize][id as usize] += 1;
+            expected[id as usize] += part;
+        }
+    }
+    assert!(seen.as_flattened().iter().all(|times| *times == 1));
+    // A step that changes nothing.
+    let begun = dir.join("begun");
+    let sets = ["train.steps=1", "schedule.peak=1e-30"];
+    run(dir, &case.args(dir, case.max_hosts, &sets, &["--out", text(&begun)])).succeeded();
+    let [weights, begun] = [out, &begun].map(|out| parameters(out)["head.weight"].clone());
+    for (id, expected) in expected.into_iter().enumerate() {
+        let found = (-weights[id]).ln_1p() - (-begun[id]).ln_1p();
+        assert!((found - expected).abs() < RESOLUTION, "example {id}: {found}, {expected}");
+    }
+    println!("each of {NUM_COUNTED} examples counts once in each of {num_epochs} epochs");
+}
+
+/// Of logarithms of what weights lack, after some hundreds of epochs.
+const RESOLUTION: f64 = 2e-10;
+
+/// A generation: the step before which it began, and its hosts.
+type Begun = (u64, usize);
+
+/// What an event run came to.
+struct Disturbed {
+    out: PathBuf,
+    generations: Vec<Begun>,
+}
+
+struct Random {
+    seed: u64,
+    number: u32,
+}
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.number += 1;
+        let key = [self.seed as u32, (self.seed >> 32) as u32];
+        threefry2x32(key, [self.number, 0])[0] as usize % limit
+    }
+}
+
+/// A job of four hosts with so many events, which is then asked to stop.
+fn disturbed(case: &Case, dir: &Path, num_events: usize, seed: u64, every: u64) -> Disturbed {
+    let every = format!("checkpoint.every_steps={every}");
+    let sets = ["train.steps=1000000", &every];
+    let args = case.args(dir, case.max_hosts, &sets, &[]);
+    let mut job = Job::start(dir, case.max_hosts, 0, &args);
+    let (start, mut random) = (Instant::now(), Random { seed, number: 0 });
+    (0..4).for_each(|_| job.come());
+    job.until_generation(1, case.active(4), 20);
+    let mut generation = job.generation();
+    let mut events = vec![];
+    for place in 0..num_events {
+        let number = job.hosts.len();
+        let comes = match place {
+            0 | 1 => false,
+            2..5 => true,
+            _ => number < 3 || number < case.max_hosts && random.below(2) == 0,
+        };
+        let (kind, index) = (random.below(2), random.below(number));
+        let was_active = job.hosts[index].workers().len() == 1;
+        let event = match (comes, kind) {
+            (true, _) => "come",
+            (_, 0) => "kill",
+            _ => "leave",
+        };
+        match event {
+            "come" => job.come(),
+            "kill" => job.kill(index),
+            _ => job.leave(index),
+        }
+        let active = case.active(job.hosts.len());
+        // Whoever waits is missed by nobody.
+        let is_other = if comes { active != case.active(number) } else { was_active };
+        generation += u64::from(is_other);
+        let idle = if was_active || comes { "" } else { " of one that waits" };
+        events.push(format!("{event}{idle}"));
+        println!("{:7.1} s: {event}{idle}, {active} hosts train", start.elapsed().as_secs_f64());
+        job.until_generation(generation, active, 5 + random.below(30) as u64);
+        generation = job.generation();
+    }
+    println!("{}, seed {seed}: {} events: {}", case.name, events.len(), events.join(", "));
+    let out = job.out.clone();
+    job.stop();
+    let starts = summary(&out)["generation_starts"].as_array().unwrap().clone();
+    let from = |start: &Value| start["state_from"].as_str().unwrap().to_owned();
+    let mut sources = BTreeMap::<_, usize>::new();
+    starts.iter().for_each(|start| *sources.entry(from(start)).or_default() += 1);
+    println!("{} generations, their state from {sources:?}", starts.len());
+    let begun = |start: &Value| {
+        (start["step"].as_u64().unwrap(), start["num_hosts"].as_u64().unwrap() as usize)
+    };
+    Disturbed { out, generations: starts.iter().map(begun).collect() }
+}
+
+/// What generations did that were not undone: steps taken again are those of the last one that took
+/// them.
+fn lasting(generations: &[Begun]) -> Vec<Begun> {
+    let mut lasting: Vec<Begun> = vec![];
+    for begun in generations {
+        while lasting.pop_if(|before| before.0 >= begun.0).is_some() {}
+        lasting.push(*begun);
+    }
+    lasting
+}
+
+/// Trains up to a step on the replicas of so many hosts, in one process that adds as several do.
+fn train_until(case: &Case, dir: &Path, out: &Path, num_hosts: usize, steps: u64) {
+    let steps = format!("train.steps={steps}");
+    let sets = [&*steps, "parallel.host_collectives=true"];
+    let args = case.args(dir, num_hosts, &sets, &["--resume", "--out", text(out)]);
+    run(dir, &args).succeeded();
+}
+
+/// Events at random, and everything that must hold after them.
+fn check(name: &str, num_events: usize, seed: u64, every: u64) {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let (case, dir) = (Case::of(name), dir.path());
+    case.write(dir);
+    let Disturbed { out, generations } = disturbed(case, dir, num_events, seed, every);
+    // The rest of an epoch, on the fewest replicas.
+    let taken = last_step(&out).unwrap() + 1;
+    let steps = (taken + 10).next_multiple_of(30);
+    let least = case.max_hosts / case.data;
+    train_until(case, dir, &out, least, steps);
+    assert_whole(&out, steps);
+
+    let whole = dir.join("whole");
+    train_until(case, dir, &whole, least, steps);
+    let differ = difference(&whole, &out);
+    println!("{steps} steps: parameters differ by {differ:.1e}");
+    assert!(differ < TOLERANCE, "{differ}");
+    let losses = |out: &Path| -> Vec<_> {
+        metrics(out).iter().map(|line| line["loss"].as_f64().unwrap()).collect()
+    };
+    let pairs = losses(&whole).into_iter().zip(losses(&out));
+    let differ = pairs.map(|(a, b)| (a - b).abs()).fold(0f64, f64::max);
+    println!("losses of steps differ by {differ:.1e}");
+    assert!(differ < 1e-9, "{differ}");
+    if name == "counted" {
+        assert_each_counts_once(case, dir, &out);
+    }
+
+    // The same numbers of hosts again, for the same steps.
+    let again = dir.join("again");
+    let lasting = lasting(&generations);
+    let ends = lasting.iter().skip(1).map(|begun| begun.0).chain([taken]);
+    for ((begun, num_hosts), end) in lasting.iter().zip(ends) {
+        assert!(*begun < end, "{lasting:?}");
+        train_until(case, dir, &again, *num_hosts, end);
+    }
+    train_until(case, dir, &again, least, steps);
+    let [a, b] = [&out, &again].map(|out| fs::read(out.join("params.safetensors")).unwrap());
+    assert!(a == b, "other bits: {generations:?}");
+    let [a, b] = [&out, &again].map(|out| summary(out)["params_fingerprint"].clone());
+    assert_eq!(a, b);
+    println!("{} generations again: the same bits", lasting.len());
+}
+
+/// Of a job without a `[checkpoint]` section the state is in memory only.
+const NONE: u64 = 0;
+
+#[test]
+fn digits_go_on_without_checkpoints() {
+    check("digits", 5, 1, NONE);
+}
+
+#[test]
+fn each_example_of_an_epoch_counts_once() {
+    check("counted", 5, 2, 40);
+}
+
+#[test]
+#[ignore = "minutes; of the full set"]
+fn all_models_on_all_meshes() {
+    for (place, case) in CASES.iter().enumerate() {
+        check(case.name, 10, place as u64, [NONE, 20][place % 2]);
+    }
+}
+
+#[test]
+#[ignore = "by hand"]
+fn by_hand() {
+    let setting = |name, default| std::env::var(name).map_or(default, |it| it.parse().unwrap());
+    let name = std::env::var("LOCKSTEP_MODEL").unwrap_or("digits".to_owned());
+    let num_events = setting("LOCKSTEP_NUM_EVENTS", 100) as usize;
+    let (seed, every) = (setting("LOCKSTEP_SEED", 1), setting("LOCKSTEP_CHECKPOINT_EVERY", NONE));
+    check(&name, num_events, seed, every);
+}
