@@ -3,14 +3,16 @@
 //! once, and with the same numbers of hosts for the same steps the bits are the same.
 //!
 //! The first five events of a run lead through 4, 3, 2, 3, 4 and 5 hosts; which host it is, whether
-//! it is killed or leaves, and when, is drawn, and so are all events after them. By hand:
-//! `LOCKSTEP_MODEL=gpt LOCKSTEP_NUM_EVENTS=100 LOCKSTEP_SEED=2 cargo test --test cluster by_hand --
+//! it is killed or leaves, and when, is drawn, and so are all events after them, of which some come
+//! while the job is still busy with the one before. By hand:
+//! `LOCKSTEP_MODEL=gpt LOCKSTEP_NUM_EVENTS=100 LOCKSTEP_SEED=2 cargo test --test cluster any_model --
 //! --ignored --nocapture`, and `LOCKSTEP_CHECKPOINT_EVERY=40` for a `[checkpoint]` section.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hlo::random::threefry2x32;
 use lockstep::data::{Sampler, npy_file};
@@ -285,49 +287,73 @@ impl Random {
     }
 }
 
+/// Events of a job.
+struct Events<'a> {
+    case: &'a Case,
+    job: Job,
+    random: Random,
+    start: Instant,
+    number: usize,
+}
+
+impl Events<'_> {
+    /// The next one, and whether it makes another generation.
+    fn next(&mut self, is_second: bool) -> bool {
+        let number = self.job.hosts.len();
+        let comes = match self.number {
+            0 | 1 => false,
+            2..5 => true,
+            _ => number < 3 || number < self.case.max_hosts && self.random.below(2) == 0,
+        };
+        self.number += 1;
+        // Where another event is on its way, a host that has just come may not have arrived.
+        let kind = self.random.below(2);
+        let index = self.random.below(number - usize::from(is_second));
+        let takes_part = !self.job.hosts[index].workers().is_empty();
+        let event = match (comes, kind) {
+            (true, _) => "come",
+            (_, 1) if !is_second || number > 3 => "leave",
+            _ => "kill",
+        };
+        match event {
+            "come" => self.job.come(),
+            "leave" => self.job.leave(index),
+            _ => self.job.kill(index),
+        }
+        let [before, now] = [number, self.job.hosts.len()].map(|hosts| self.case.active(hosts));
+        let idle = if comes || takes_part { "" } else { " of one that waits" };
+        let (secs, together) =
+            (self.start.elapsed().as_secs_f64(), if is_second { "+" } else { "" });
+        println!("{:4}. {secs:7.1} s: {together}{event}{idle}, {now} hosts train", self.number);
+        // Whoever waits is missed by nobody.
+        if comes { now != before } else { takes_part }
+    }
+}
+
 /// A job of four hosts with so many events, which is then asked to stop.
 fn disturbed(case: &Case, dir: &Path, num_events: usize, seed: u64, every: u64) -> Disturbed {
+    println!("{}, seed {seed}, a checkpoint every {every} steps", case.name);
     let every = format!("checkpoint.every_steps={every}");
     let sets = ["train.steps=1000000", &every];
     let args = case.args(dir, case.max_hosts, &sets, &[]);
     let mut job = Job::start(dir, case.max_hosts, 0, &args);
-    let (start, mut random) = (Instant::now(), Random { seed, number: 0 });
     (0..4).for_each(|_| job.come());
     job.until_generation(1, case.active(4), 20);
-    let mut generation = job.generation();
-    let mut events = vec![];
-    for place in 0..num_events {
-        let number = job.hosts.len();
-        let comes = match place {
-            0 | 1 => false,
-            2..5 => true,
-            _ => number < 3 || number < case.max_hosts && random.below(2) == 0,
-        };
-        let (kind, index) = (random.below(2), random.below(number));
-        let was_active = job.hosts[index].workers().len() == 1;
-        let event = match (comes, kind) {
-            (true, _) => "come",
-            (_, 0) => "kill",
-            _ => "leave",
-        };
-        match event {
-            "come" => job.come(),
-            "kill" => job.kill(index),
-            _ => job.leave(index),
+    let random = Random { seed, number: 0 };
+    let mut events = Events { case, job, random, start: Instant::now(), number: 0 };
+    while events.number < num_events {
+        let generation = events.job.generation();
+        let mut is_other = events.next(false);
+        let may_be_two = case.hosts_of_copy == 1 && (5..num_events).contains(&events.number);
+        if may_be_two && events.random.below(4) == 0 {
+            thread::sleep(Duration::from_millis(events.random.below(2000) as u64));
+            is_other |= events.next(true);
         }
-        let active = case.active(job.hosts.len());
-        // Whoever waits is missed by nobody.
-        let is_other = if comes { active != case.active(number) } else { was_active };
-        generation += u64::from(is_other);
-        let idle = if was_active || comes { "" } else { " of one that waits" };
-        events.push(format!("{event}{idle}"));
-        println!("{:7.1} s: {event}{idle}, {active} hosts train", start.elapsed().as_secs_f64());
-        job.until_generation(generation, active, 5 + random.below(30) as u64);
-        generation = job.generation();
+        let (hosts, steps) = (events.job.hosts.len(), 5 + events.random.below(60) as u64);
+        events.job.until_generation(generation + u64::from(is_other), case.active(hosts), steps);
     }
-    println!("{}, seed {seed}: {} events: {}", case.name, events.len(), events.join(", "));
-    let out = job.out.clone();
-    job.stop();
+    let out = events.job.out.clone();
+    events.job.stop();
     let starts = summary(&out)["generation_starts"].as_array().unwrap().clone();
     let from = |start: &Value| start["state_from"].as_str().unwrap().to_owned();
     let mut sources = BTreeMap::<_, usize>::new();
@@ -404,7 +430,7 @@ fn check(name: &str, num_events: usize, seed: u64, every: u64) {
     println!("{} generations again: the same bits", lasting.len());
 }
 
-/// Of a job without a `[checkpoint]` section the state is in memory only.
+/// Without a `[checkpoint]` section the state is in memory only.
 const NONE: u64 = 0;
 
 #[test]
@@ -417,20 +443,21 @@ fn each_example_of_an_epoch_counts_once() {
     check("counted", 5, 2, 40);
 }
 
+/// Checkpoints for every second model.
 #[test]
 #[ignore = "minutes; of the full set"]
-fn all_models_on_all_meshes() {
-    for (place, case) in CASES.iter().enumerate() {
-        check(case.name, 10, place as u64, [NONE, 20][place % 2]);
+fn any_model_on_any_mesh() {
+    let variable = |name| std::env::var(name).ok();
+    let number = |name| variable(name).map(|it| it.parse::<u64>().unwrap());
+    let chosen = variable("LOCKSTEP_MODEL");
+    let is_chosen = |name| chosen.as_ref().is_none_or(|chosen| chosen == name);
+    let mut num_checked = 0;
+    for (place, case) in (0..).zip(&CASES).filter(|(_, case)| is_chosen(case.name)) {
+        let num_events = number("LOCKSTEP_NUM_EVENTS").unwrap_or(10) as usize;
+        let seed = number("LOCKSTEP_SEED").unwrap_or(place);
+        let every = number("LOCKSTEP_CHECKPOINT_EVERY").unwrap_or(place % 2 * 20);
+        check(case.name, num_events, seed, every);
+        num_checked += 1;
     }
-}
-
-#[test]
-#[ignore = "by hand"]
-fn by_hand() {
-    let setting = |name, default| std::env::var(name).map_or(default, |it| it.parse().unwrap());
-    let name = std::env::var("LOCKSTEP_MODEL").unwrap_or("digits".to_owned());
-    let num_events = setting("LOCKSTEP_NUM_EVENTS", 100) as usize;
-    let (seed, every) = (setting("LOCKSTEP_SEED", 1), setting("LOCKSTEP_CHECKPOINT_EVERY", NONE));
-    check(&name, num_events, seed, every);
+    assert!(num_checked > 0, "no such model: {chosen:?}");
 }

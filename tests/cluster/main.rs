@@ -27,6 +27,7 @@ mod snapshots;
 mod standalone;
 
 use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -241,8 +242,16 @@ fn metrics(out: &Path) -> Vec<Value> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
+/// The step of the last whole line of `metrics.jsonl`; the file may be long.
 fn last_step(out: &Path) -> Option<u64> {
-    metrics(out).last().and_then(|line| line["step"].as_u64())
+    let mut file = File::open(out.join("metrics.jsonl")).ok()?;
+    let end = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(end.saturating_sub(1 << 14))).ok()?;
+    let mut bytes = vec![];
+    file.read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    let line = text.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok())?;
+    line["step"].as_u64()
 }
 
 /// What is not a time, of all lines.
