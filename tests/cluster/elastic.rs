@@ -7,14 +7,14 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use hlo::random::threefry2x32;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
 use super::{
-    DIGITS, Running, alone, last_step, launch_hosts, metrics, none_left, run, summary, text, train,
+    DIGITS, Running, TIMEOUT, alone, last_step, launch_hosts, metrics, none_left, run, summary,
+    text, train,
 };
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -68,7 +68,7 @@ impl Job {
     }
 
     /// A host leaves in good order.
-    fn leave(&mut self, index: usize) {
+    pub fn leave(&mut self, index: usize) {
         let host = self.hosts.remove(index);
         host.signal("TERM");
         assert_eq!(host.end().code, Some(143));
@@ -90,6 +90,50 @@ impl Job {
         self.hosts[0].until_step(&self.out, last + num_steps);
     }
 
+    /// The number of the generation that runs or ran last, 0 before the first.
+    pub fn generation(&self) -> u64 {
+        self.last_generation().map_or(0, |(number, _)| number)
+    }
+
+    /// The last generation that has formed, and its processes.
+    fn last_generation(&self) -> Option<(u64, usize)> {
+        let said = self.coordinator.said();
+        let of_line = |line: &str| {
+            let (number, processes) = line.split_once("generation ")?.1.split_once(" runs: ")?;
+            let processes = processes.split(' ').next()?;
+            Some((number.parse().ok()?, processes.parse().ok()?))
+        };
+        said.lines().rev().find_map(of_line)
+    }
+
+    /// Waits until a generation, or one after it, has so many processes, and has taken some steps.
+    pub fn until_generation(&mut self, number: u64, processes: usize, num_steps: u64) {
+        let start = Instant::now();
+        while !self.last_generation().is_some_and(|it| it.0 >= number && it.1 == processes) {
+            let said = self.coordinator.said();
+            let what = format!("generation {number} of {processes} processes");
+            assert!(start.elapsed() < TIMEOUT, "{what} was waited for in vain:\n{said}");
+            for host in &mut self.hosts {
+                let ended = host.child.try_wait().unwrap();
+                assert!(ended.is_none(), "{what}: {ended:?}: {said}{}", host.said());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        let last = last_step(&self.out).unwrap_or(0);
+        self.hosts[0].until_step(&self.out, last + num_steps);
+    }
+
+    /// Asks the job to stop, from which it could go on.
+    pub fn stop(mut self) {
+        self.hosts[0].signal("INT");
+        for host in self.hosts.drain(..) {
+            let pid = host.child.id();
+            let ended = host.end();
+            assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+            none_left(pid);
+        }
+    }
+
     pub fn end(mut self) -> String {
         for host in self.hosts.drain(..) {
             let pid = host.child.id();
@@ -100,7 +144,8 @@ impl Job {
     }
 }
 
-fn parameters(out: &Path) -> BTreeMap<String, Vec<f64>> {
+/// Of a run, by name.
+pub(super) fn parameters(out: &Path) -> BTreeMap<String, Vec<f64>> {
     let bytes = fs::read(out.join("params.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
     let values =
@@ -237,56 +282,6 @@ fn a_gpt_on_data_and_fsdp_goes_on_in_whole_copies() {
     let said = job.end();
     assert!(said.contains("2 processes on 2 hosts; 1 host waits"), "{said}");
     assert_whole(&out, 400);
-    let differ = difference(&whole, &out);
-    println!("parameters differ by {differ:.1e}");
-    assert!(differ < TOLERANCE, "{differ}");
-}
-
-/// More events for a run by hand: `LOCKSTEP_NUM_EVENTS`, `LOCKSTEP_SEED`.
-#[test]
-#[ignore = "minutes; of the full set"]
-fn the_curve_is_the_same_whatever_hosts_there_are() {
-    let _alone = alone();
-    let setting = |name, default| std::env::var(name).map_or(default, |it| it.parse().unwrap());
-    let (num_events, seed): (u32, u64) =
-        (setting("LOCKSTEP_NUM_EVENTS", 10) as u32, setting("LOCKSTEP_SEED", 1));
-    let dir = tempfile::tempdir().unwrap();
-    let whole = dir.path().join("whole");
-    let epochs = format!("train.epochs={}", 30 + 15 * num_events);
-    let sets = [&SETS[1..], &["mesh.data=auto", "train.microbatch=4", &epochs]].concat();
-    run(dir.path(), &train(DIGITS, &sets, &["--out", text(&whole)])).succeeded();
-    let mut job = Job::start(dir.path(), 5, 0, &train(DIGITS, &sets, &[]));
-    (0..4).for_each(|_| job.come());
-    job.until_processes(4, 20);
-    let mut random = 0;
-    let mut below = |limit: usize| {
-        random += 1;
-        threefry2x32([seed as u32, (seed >> 32) as u32], [random, 0])[0] as usize % limit
-    };
-    let mut events = vec![];
-    while events.len() < num_events as usize && job.hosts[0].child.try_wait().unwrap().is_none() {
-        let number = job.hosts.len();
-        let event = match (below(3), number) {
-            (0, 3..) => "kill",
-            (1, 3..) => "leave",
-            (_, 5) => "kill",
-            _ => "come",
-        };
-        let index = below(number);
-        match event {
-            "kill" => job.kill(index),
-            "leave" => job.leave(index),
-            _ => job.come(),
-        }
-        events.push(event);
-        let expected = job.hosts.len();
-        job.until_processes(expected, 10 + below(30) as u64);
-    }
-    println!("seed {seed}: {events:?}");
-    thread::sleep(Duration::from_millis(100));
-    let out = job.out.clone();
-    job.end();
-    assert_whole(&out, metrics(&whole).len() as u64);
     let differ = difference(&whole, &out);
     println!("parameters differ by {differ:.1e}");
     assert!(differ < TOLERANCE, "{differ}");

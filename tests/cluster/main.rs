@@ -4,7 +4,8 @@
 //! - `failures`: processes that are killed, stopped, missing or different, and what becomes of the
 //!   run
 //! - `hosts`: two hosts, whose network is cut and whose supervisors are killed
-//! - `elastic`: hosts that come, leave and are killed, and the same curve
+//! - `elastic`: hosts that come, leave and are killed
+//! - `curve`: the same at random, on models and meshes of every kind, to the same curve
 //! - `beforehand`: programs that are compiled before a host is lost
 //! - `snapshots`: the state in the memory of supervisors, after failures of every kind
 //! - `coordinator`: the coordinator and its sessions, without processes
@@ -19,6 +20,7 @@ mod beforehand;
 mod bits;
 mod chaos;
 mod coordinator;
+mod curve;
 mod elastic;
 mod failures;
 mod hosts;
@@ -27,6 +29,7 @@ mod snapshots;
 mod standalone;
 
 use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -239,8 +242,16 @@ fn metrics(out: &Path) -> Vec<Value> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
+/// The step of the last whole line of `metrics.jsonl`; the file may be long.
 fn last_step(out: &Path) -> Option<u64> {
-    metrics(out).last().and_then(|line| line["step"].as_u64())
+    let mut file = File::open(out.join("metrics.jsonl")).ok()?;
+    let end = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(end.saturating_sub(1 << 14))).ok()?;
+    let mut bytes = vec![];
+    file.read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
+    let line = text.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok())?;
+    line["step"].as_u64()
 }
 
 /// What is not a time, of all lines.
