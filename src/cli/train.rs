@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use hlo::counted;
 
 use super::args::TrainArgs;
-use super::{Loaded, cluster, print_line, signals};
+use super::{Loaded, cluster, print_line, signals, wrong_usage};
 use crate::cluster::REGROUP_CODE;
 use crate::config::Config;
 use crate::observe::{Status, Summary, say};
@@ -19,6 +19,8 @@ use crate::train::{self, Error, Options, Outcome, Resume, Stop, params_file};
 
 /// As of `nice`.
 const LOWEST_PRIORITY: i32 = 19;
+/// The value of `--resume` without one.
+const AUTO: &str = "auto";
 /// How long a process that was killed may keep the directories of its run.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -29,6 +31,15 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     let stop = Stop::default();
     let received = signals::watch(&stop)?;
     let TrainArgs { config, out, overwrite, resume, init, json } = args;
+    if let (Some(from), Some(_)) = (resume.as_ref().filter(|path| path.as_os_str() != AUTO), &init)
+    {
+        let text = format!(
+            "--resume {0} and --init both say where the run begins; leave out --init to continue \
+             from {0}",
+            from.display()
+        );
+        return Err(wrong_usage(&text));
+    }
     let mut config = Config::load(&config.config, &config.sets())?;
     cluster::fit_roster(&mut config)?;
     if let Some(init) = &init {
@@ -37,7 +48,7 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
     let loaded = Loaded::with_init(config, init.as_deref())?;
     let resume = match resume {
         None => Resume::Never,
-        Some(path) if path.as_os_str() == "auto" => Resume::Newest,
+        Some(path) if path.as_os_str() == AUTO => Resume::Newest,
         Some(path) => Resume::From(path),
     };
     let member = cluster::join(&loaded.config)?;

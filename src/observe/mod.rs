@@ -10,6 +10,7 @@
 //! the fields to users.
 
 mod bar;
+mod bytes;
 mod confusion;
 mod event;
 mod file;
@@ -42,6 +43,7 @@ use std::io;
 use std::path::PathBuf;
 
 pub use bar::{above_bottom, stdout_columns};
+pub use bytes::human_bytes;
 pub use confusion::ConfusionMatrix;
 pub use event::{
     EvalCounts, EvalResult, FailedGeneration, GenerationStart, LaunchMetrics, LaunchSpans,

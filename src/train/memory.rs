@@ -6,9 +6,8 @@ use std::{fmt, fs};
 use hlo::{Axis, LeafSpec, Mesh, Tree};
 
 use super::Error;
-use super::report::human_bytes;
 use crate::data::SystemMemory;
-use crate::observe::{PeakMemory, say};
+use crate::observe::{PeakMemory, human_bytes, say};
 use crate::pjrt::{self, Client, Code, CompiledMemory, Executable, Platform};
 
 /// The most memory that this process has taken so far: of the host, and of one of its devices.
@@ -180,7 +179,7 @@ impl Memory {
                 "{}, but {} has {}; {}",
                 self.describe(need, needed),
                 self.place,
-                bytes(self.total_bytes),
+                human_bytes(self.total_bytes),
                 self.advice(need)
             );
             return Err(Error::Memory { message });
@@ -191,12 +190,13 @@ impl Memory {
         Ok(Some(format!(
             "{needs}, and only {} of memory are free here; if the run ends without a message, the \
              system has killed it: {advice}",
-            bytes(free)
+            human_bytes(free)
         )))
     }
 
     fn describe(&self, need: Need, needed: u64) -> String {
-        let (state, temporaries) = (bytes(need.state_bytes), bytes(need.temporary_bytes));
+        let (state, temporaries) =
+            (human_bytes(need.state_bytes), human_bytes(need.temporary_bytes));
         let parts = match (need.is_evaluation, need.is_measured) {
             (true, _) => {
                 format!(", {state} of parameters and batch and {temporaries} of temporaries")
@@ -210,10 +210,10 @@ impl Memory {
         let what = if need.is_evaluation { "the evaluation" } else { "the step" };
         let at_least = if need.is_measured { "" } else { " at least" };
         match self.num_replicas {
-            1 => format!("{what} needs{at_least} {} of memory{parts}", bytes(needed)),
+            1 => format!("{what} needs{at_least} {} of memory{parts}", human_bytes(needed)),
             replicas => format!(
                 "{what} needs{at_least} {} of memory{parts} on each of {replicas} replicas",
-                bytes(needed)
+                human_bytes(needed)
             ),
         }
     }
@@ -255,10 +255,6 @@ fn of_host(system: &SystemMemory, num_replicas: u64, is_sharded: bool) -> Option
         }
     };
     Some(Memory { place, total_bytes, free_bytes: Some(free_bytes), num_replicas, is_sharded })
-}
-
-fn bytes(bytes: u64) -> String {
-    human_bytes(usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
 #[cfg(test)]

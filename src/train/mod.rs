@@ -190,14 +190,17 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let check = || stop.check();
     let load = |run: &Run, leaves: &Tree<LeafSpec>, specs: &Tree<LeafSpec>| {
         beginning.check(run, leaves)?;
+        // A checkpoint, restored below, has its own parameters.
+        if beginning.checkpoint.is_some() {
+            return Ok(None);
+        }
         match (init, job.config.model.folder()) {
             (Some(path), _) => params_file::open(path, specs).map(Some),
-            // A checkpoint, restored below, has its own parameters.
-            (None, Some(folder)) if beginning.checkpoint.is_none() => {
+            (None, Some(folder)) => {
                 params_file::check_counterpart(folder, &job.config.model)?;
                 params_file::open_below_head(folder, specs).map(Some)
             }
-            _ => Ok(None),
+            (None, None) => Ok(None),
         }
     };
     let spans = StartupSpans::new(*started);
@@ -304,9 +307,6 @@ fn how_to_go_on(config: &Config, options: &Options, num_steps: u64) -> String {
         Resume::Never if options.overwrite => {
             "the same command with --resume in place of --overwrite"
         }
-        Resume::Never if options.init.is_some() => {
-            "the same command with --resume in place of --init"
-        }
         Resume::Never => "the same command with --resume",
         Resume::Newest => "the same command",
         Resume::From(_) => "the same command with --resume and no path after it",
@@ -372,11 +372,6 @@ mod tests {
                 kept,
                 Options { overwrite: true, ..out() },
                 "with --resume in place of --overwrite goes on",
-            ),
-            (
-                kept,
-                Options { init: Some("a".into()), ..out() },
-                "--resume in place of --init goes on",
             ),
             (
                 kept,

@@ -8,7 +8,7 @@ use hlo::{ActivationRows, Axis, AxisSet, DType, Graph, LeafSpec, Tree, counted};
 use super::{Run, Trainer};
 use crate::config::shorten;
 use crate::data::{LabelKind, LabelScale, Source};
-use crate::observe::StepCollective;
+use crate::observe::{StepCollective, human_bytes};
 use crate::parallel::{LeafTotals, ParallelPlan, ShardingReport};
 use crate::step::{LocalSteps, StateSection};
 use crate::targets::cost::{DeviceLayout, Timeline};
@@ -135,8 +135,8 @@ pub fn describe_synchronisation(
          synchronisation: {synchronisation}",
         StateSection::Params,
         counted(params.len(), "leaf"),
-        human_bytes(bytes(StateSection::Params)),
-        human_bytes(bytes(StateSection::OptState)),
+        human_bytes(bytes(StateSection::Params) as u64),
+        human_bytes(bytes(StateSection::OptState) as u64),
     )
 }
 
@@ -180,7 +180,7 @@ pub fn warn_of_distant_layers(trainer: &Trainer, plan: &ParallelPlan) -> Option<
          wait for the links between processes, over which each sends {} per step{}; mesh.tensor \
          belongs inside a host, mesh.data and mesh.fsdp between hosts",
         counted(num_here, "replica"),
-        human_bytes(sent as usize),
+        human_bytes(sent),
         predicted_ms(trainer).unwrap_or_default(),
     ))
 }
@@ -209,11 +209,11 @@ fn describe_collectives(
     let bytes =
         |of: fn(&CollectiveTotal) -> u64| totals.iter().map(of).fold(0, u64::saturating_add);
     let often = |bytes: u64| match local_steps {
-        None => format!("{} per step", human_bytes(bytes as usize)),
+        None => format!("{} per step", human_bytes(bytes)),
         Some(LocalSteps { every, .. }) => format!(
             "{} every {every} steps, {} per step",
-            human_bytes(bytes as usize),
-            human_bytes((bytes / every) as usize)
+            human_bytes(bytes),
+            human_bytes(bytes / every)
         ),
     };
     match &totals[..] {
@@ -232,7 +232,7 @@ fn describe_collectives(
             let lines = totals.iter().map(|total| {
                 let CollectiveTotal { num_groups, group_size, count, whole_bytes, .. } = *total;
                 let groups = describe_groups(num_groups, group_size);
-                let bytes = human_bytes(whole_bytes as usize);
+                let bytes = human_bytes(whole_bytes);
                 format!("\n  {total}, {groups}: {count}, {bytes}")
             });
             let sent = often(bytes(|total| total.sent_bytes));
@@ -246,7 +246,7 @@ fn describe_collectives(
 fn describe_sharding(state: &Tree<LeafSpec>, plan: &ParallelPlan) -> String {
     let report = ShardingReport::new(&StateSection::Params.leaves(state), state, plan);
     let total = |LeafTotals { num_leaves, bytes }| {
-        format!("{}, {}", counted(num_leaves, "leaf"), human_bytes(bytes))
+        format!("{}, {}", counted(num_leaves, "leaf"), human_bytes(bytes as u64))
     };
     let reasons = report.whole_by_reason();
     let reasons = reasons.into_iter().map(|(why, of)| format!("{} ({why})", total(of)));
@@ -257,8 +257,8 @@ fn describe_sharding(state: &Tree<LeafSpec>, plan: &ParallelPlan) -> String {
         report.num_shards,
         plan.gather_at.zero_stage(),
         if whole.is_empty() { "none" } else { &whole },
-        human_bytes(report.local_state_bytes),
-        human_bytes(report.state_bytes),
+        human_bytes(report.local_state_bytes as u64),
+        human_bytes(report.state_bytes as u64),
     )
 }
 
@@ -379,8 +379,4 @@ pub(super) fn step_collectives(graph: &Graph) -> Vec<StepCollective> {
 
 fn describe_groups(num_groups: usize, group_size: usize) -> String {
     format!("{} of {}", counted(num_groups, "group"), counted(group_size, "replica"))
-}
-
-pub(super) fn human_bytes(bytes: usize) -> String {
-    indicatif::HumanBytes(bytes as u64).to_string()
 }

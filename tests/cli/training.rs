@@ -243,6 +243,19 @@ fn a_run_leaves_metrics_summary_and_parameters() {
         assert_eq!(read["params_fingerprint"], summary["params_fingerprint"], "{mesh:?}");
         assert_eq!(read["eval_accuracy"], summary["eval_accuracy"], "{mesh:?}");
     }
+
+    // A run that continues itself starts from there only once.
+    let third = dir.path().join("runs/third");
+    let more = ["--init", text(&params), "--resume", "--out", text(&third), "--json"];
+    for (steps, from) in [("train.steps=1", false), ("train.steps=2", true)] {
+        let sets = [&still[..3], &[steps]].concat();
+        let went_on = lockstep(&train_args(&sets, &more)).succeeded().json();
+        assert_eq!(went_on["resumed_from"].is_string(), from, "{went_on}");
+        assert_eq!(went_on["params_fingerprint"], summary["params_fingerprint"]);
+    }
+    let both = ["--init", text(&params), "--resume", text(&third)];
+    let refused = lockstep(&train_args(&still, &both));
+    assert!(refused.stderr.contains("leave out --init to continue from"), "{}", refused.stderr);
 }
 
 /// Data parallel by two, sharded by two.

@@ -221,10 +221,10 @@ pub struct TrainArgs {
     pub overwrite: bool,
     /// Continue from the newest checkpoint of the run in --out, or from this one, or the newest in
     /// this directory or of this run; without any, start
-    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "auto", conflicts_with_all = ["overwrite", "init"])]
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "auto", conflicts_with = "overwrite")]
     pub resume: Option<PathBuf>,
     /// Start from these parameters instead of random ones: a safetensors file, a checkpoint, the
-    /// --out of a run, or a Hugging Face folder
+    /// --out of a run, or a Hugging Face folder. With --resume only if there is nothing to continue
     #[arg(long, value_name = "PATH", value_parser = path())]
     pub init: Option<PathBuf>,
     /// Print the summary as one line of JSON

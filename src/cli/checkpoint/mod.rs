@@ -15,7 +15,7 @@ use crate::checkpoint::{
     Checkpoint, CheckpointDir, Error, Location, RunRecord, SplitRecord, StoredCheckpoint,
 };
 use crate::config::MeshConfig;
-use crate::observe::say;
+use crate::observe::{human_bytes, say};
 use crate::train::{checkpoint_place, newest_checkpoint};
 
 pub fn run(command: &CheckpointCommand) -> Result<ExitCode> {
@@ -97,7 +97,7 @@ fn list(dir: &Path, json: bool) -> Result<()> {
     }
     print_lines(rows.iter().map(|(stored, checkpoint, damage)| {
         let what = match (checkpoint, damage) {
-            (Some(checkpoint), _) => indicatif::HumanBytes(num_bytes(checkpoint)).to_string(),
+            (Some(checkpoint), _) => human_bytes(num_bytes(checkpoint)),
             (None, damage) => damage.clone().unwrap_or_default(),
         };
         let best = if is_best(stored) { "  (best evaluation)" } else { "" };
@@ -115,7 +115,7 @@ fn inspect(checkpoint: &Checkpoint, json: bool) -> Result<()> {
     let mesh = run.mesh.iter().filter(|(axis, _)| can_be_set(axis));
     let mesh: Vec<_> = mesh.map(|(axis, size)| format!("{axis} {size}")).collect();
     let head = [
-        format!("{}: {}", checkpoint.location(), indicatif::HumanBytes(num_bytes(checkpoint))),
+        format!("{}: {}", checkpoint.location(), human_bytes(num_bytes(checkpoint))),
         format!(
             "after {}; batch {} of epoch {} is next",
             counted(run.step, "step"),
@@ -170,7 +170,7 @@ fn verify(dir: &Path) -> Result<ExitCode> {
     for stored in found {
         let read = stored.open().and_then(|checkpoint| {
             checkpoint.verify()?;
-            Ok(indicatif::HumanBytes(num_bytes(&checkpoint)))
+            Ok(human_bytes(num_bytes(&checkpoint)))
         });
         match read {
             Ok(bytes) => print_line(&format!("{} is intact: {bytes}", stored.location))?,
