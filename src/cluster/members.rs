@@ -57,6 +57,8 @@ pub struct SlowPeer {
     pub since_step: u64,
     /// What makes it slow.
     pub cause: SlowCause,
+    /// What its machine tells of why it may be slow; empty if nothing.
+    pub machine: String,
     /// All of that for people.
     pub text: String,
 }
@@ -143,6 +145,7 @@ impl From<&SlowRow> for SlowPeer {
             factor: row.factor,
             since_step: row.since_step,
             cause: SlowCause::from_code(row.cause),
+            machine: row.machine.clone(),
             text: row.text.clone(),
         }
     }
@@ -156,6 +159,7 @@ impl SlowPeer {
             factor: self.factor,
             since_step: self.since_step,
             cause: self.cause.code(),
+            machine: self.machine.clone(),
             text: self.text.clone(),
         }
     }

@@ -74,7 +74,8 @@ impl Overseer {
                 && *factor >= self.limits.slow_factor
                 && watched.named.insert(who.process_index)
             {
-                let machine = match watched.watchdog.machine(who.process_index) {
+                let machine = watched.watchdog.machine(who.process_index).to_owned();
+                let told = match &*machine {
                     "" => String::new(),
                     told => format!("; its machine: {told}"),
                 };
@@ -84,7 +85,8 @@ impl Overseer {
                     factor: *factor,
                     since_step: *since_step,
                     cause: *cause,
-                    text: format!("{verdict}{machine}"),
+                    machine,
+                    text: format!("{verdict}{told}"),
                 });
             }
         }

@@ -115,6 +115,9 @@ pub struct SlowProcess {
     pub since_step: u64,
     /// What makes it slow: `input`, `host` or `device`.
     pub cause: &'static str,
+    /// What its machine tells of why it may be slow; empty if nothing.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub machine: String,
     /// All of that for people, with its process id and replicas.
     #[serde(skip)]
     pub text: String,

@@ -457,6 +457,7 @@ mod tests {
             factor: 1.5,
             since_step: 90,
             cause: "device",
+            machine: String::new(),
             text: String::new(),
         };
         run.event(&RunEvent::ProcessSlow(slow), ago(30));

@@ -221,6 +221,7 @@ mod tests {
                     factor: 1.5,
                     since_step: step.step,
                     cause: "input",
+                    machine: "84 C".to_owned(),
                     text: "process 7 is slow".to_owned(),
                 }));
             }
@@ -235,7 +236,7 @@ mod tests {
         let slow = |step: u64| {
             format!(
                 "[{{\"process_index\":7,\"host\":\"a\",\"factor\":1.5,\"since_step\":{step},\
-                 \"cause\":\"input\"}}]"
+                 \"cause\":\"input\",\"machine\":\"84 C\"}}]"
             )
         };
         let expected = format!(

@@ -211,9 +211,9 @@ impl Recorder {
 
     /// Records that a process is slow.
     pub fn process_slow(&mut self, slow: SlowPeer) {
-        let SlowPeer { process_index, host, factor, since_step, cause, text } = slow;
+        let SlowPeer { process_index, host, factor, since_step, cause, machine, text } = slow;
         let cause = cause.name();
-        let slow = SlowProcess { process_index, host, factor, since_step, cause, text };
+        let slow = SlowProcess { process_index, host, factor, since_step, cause, machine, text };
         self.sinks.send(&RunEvent::ProcessSlow(slow));
     }
 

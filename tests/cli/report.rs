@@ -206,7 +206,7 @@ fn what_was_recorded_is_never_markup() {
         line[format!("eval_{end}")] = 0.5.into();
         line[&hostile] = 1.5.into();
         line["slow_processes"] = serde_json::json!([
-            {"process_index": 1, "host": end, "factor": 2.0, "since_step": 1}
+            {"process_index": 1, "host": end, "factor": 2.0, "since_step": 1, "machine": hostile}
         ]);
         writeln!(lines, "{line}").unwrap();
     }
@@ -219,6 +219,7 @@ fn what_was_recorded_is_never_markup() {
         assert!(!rest.contains(part), "{part}");
     }
     assert!(page.contains("&lt;/script&gt;&lt;script&gt;alert(3)"));
+    assert!(page.contains("Its machine told: "));
     for part in ["<th scope=\"row\">&lt;script&gt;alert(1)&lt;", "<title>&lt;/script&gt;&lt;script"]
     {
         assert!(page.contains(part), "{part}");

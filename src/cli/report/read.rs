@@ -74,6 +74,9 @@ pub struct SlowRecord {
     /// `input`, `host` or `device`; empty in older files.
     #[serde(default)]
     pub cause: String,
+    /// What its machine told; empty if nothing.
+    #[serde(default)]
+    pub machine: String,
 }
 
 /// How generations of processes began, by a summary.

@@ -375,9 +375,13 @@ fn last_verdicts(run: &RunFiles) -> Vec<String> {
             "input" => "its batches come late: look at the storage and the processors of that host",
             _ => "look for other programs on that host, and for a processor that is throttled",
         };
+        let told = match &*slow.machine {
+            "" => String::new(),
+            told => format!(" Its machine told: {told}."),
+        };
         format!(
             "Process {} on {} is slow: {} times the others' own time since step {}. All others wait \
-             for it: {change}.",
+             for it: {change}.{told}",
             slow.process_index,
             slow.host,
             shown(slow.factor),

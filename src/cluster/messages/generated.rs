@@ -520,6 +520,8 @@ pub struct SlowRow {
     /// See `SlowCause`.
     #[prost(uint32, tag = "6")]
     pub cause: u32,
+    #[prost(string, tag = "7")]
+    pub machine: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FoundValue {

@@ -209,6 +209,7 @@ fn a_spare_takes_the_place_of_a_slow_host_where_that_is_wished_for() {
         factor: 1.5,
         since_step: 7,
         cause: SlowCause::Host,
+        machine: String::new(),
         text: String::new(),
     };
     world.job.name_slow(world.now, &slow(0));
