@@ -74,8 +74,9 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         say,
     });
     let member = member?;
-    let mut notes = MachineNotes::new(&config.device.backend);
-    member.watch_machine(move || notes.now())?;
+    let (mut notes, backend) = (None, config.device.backend.clone());
+    // NVML is loaded there, and not while the run waits for it.
+    member.watch_machine(move || notes.get_or_insert_with(|| MachineNotes::new(&backend)).now())?;
     Ok(Some(member))
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::doctor::GpuNotes;
 use crate::config::Backend;
 
-/// Less of the time is not worth a word.
+/// A smaller share of the time is not mentioned.
 const NOTABLE: f64 = 0.05;
 /// Where the system mounts the groups of processes.
 const CGROUPS: &str = "/sys/fs/cgroup";

@@ -90,11 +90,14 @@ pub fn run(args: TrainArgs, started: Instant) -> Result<ExitCode> {
 /// processors.
 fn compile_beforehand(args: &TrainArgs, num_processes: usize) -> Result<ExitCode> {
     cluster::follow_supervisor()?;
-    // At the usual priority it does the same.
+    // Of this thread and of those that it starts. At the usual priority they do the same.
     let _ = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
     let compile = || {
         let mut config = Config::load(&args.config.config, &args.config.sets())?;
         cluster::fit_roster(&mut config)?;
+        if !train::compiles_beforehand(&config) {
+            return Ok(());
+        }
         let loaded = Loaded::with_init(config, args.init.as_deref())?;
         anyhow::Ok(train::compile_beforehand(&loaded.job(), num_processes)?)
     };

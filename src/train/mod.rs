@@ -84,7 +84,9 @@ pub use report::{
 pub use resume::Resume;
 pub use run::Run;
 pub use run_dir::{CONFIG_FILE, RunDirError};
-pub use setup::{compile_beforehand, mesh_on_host, open_devices, platform_on_host};
+pub use setup::{
+    compile_beforehand, compiles_beforehand, mesh_on_host, open_devices, platform_on_host,
+};
 pub use stop::Stop;
 pub use trainer::{BatchSender, DeviceBatch, PendingSteps, StepResult, Trainer};
 

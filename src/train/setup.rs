@@ -207,8 +207,14 @@ fn lower(
     Ok((run, lowered))
 }
 
-/// Compiles the programs that so many processes would start with into the compile cache. Only on
-/// the CPU backend: elsewhere the devices belong to the processes that train.
+/// `true` if programs can be compiled for processes that are not there: into the compile cache, and
+/// on the CPU backend, because elsewhere the devices belong to the processes that train.
+pub fn compiles_beforehand(config: &Config) -> bool {
+    config.compile.cache && platform_on_host(config) == Some(Platform::Cpu)
+}
+
+/// Compiles the programs that so many processes would start with into the compile cache, where
+/// [`compiles_beforehand`] says that it can.
 ///
 /// # Errors
 /// If the job cannot run in so many processes, or the compiler fails.
@@ -216,9 +222,6 @@ pub fn compile_beforehand(job: &Job<'_>, num_processes: usize) -> Result<(), Err
     let processes = Processes::absent(num_processes);
     let spans = StartupSpans::new(Instant::now());
     let mesh = mesh_among(job.config, processes)?;
-    if platform_on_host(job.config) != Some(Platform::Cpu) {
-        return Ok(());
-    }
     let (run, lowered) = lower(job, processes, (mesh, Platform::Cpu), &spans)?;
     let (client, _) = open_timed(job.config, processes, &spans, |_| ())?;
     let settings = run.compile.for_devices(&client, &mesh);

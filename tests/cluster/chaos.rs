@@ -10,13 +10,11 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hlo::random::threefry2x32;
-
 use super::failures::hanging_disk;
 use super::hosts::{COORDINATOR, Hosts, OWN_COORDINATOR, TOKEN};
 use super::{
-    DIGITS, Running, TIMEOUT, alone, assert_same_run, last_step, launch, none_left, run, send,
-    text, train,
+    DIGITS, Random, Running, TIMEOUT, alone, assert_same_run, last_step, launch, none_left, run,
+    send, text, train,
 };
 
 /// What happens to a run.
@@ -75,20 +73,6 @@ const EVENTS: [Event; 15] = [
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
-}
-
-/// Random numbers from a seed.
-struct Random {
-    seed: u64,
-    count: u32,
-}
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.count += 1;
-        let key = [self.seed as u32, (self.seed >> 32) as u32];
-        threefry2x32(key, [self.count, 0])[0] as usize % limit
-    }
 }
 
 /// Every kind of event, in random order, and then random ones.

@@ -183,6 +183,7 @@ fn only_the_first_process_hears_who_is_slow() {
         factor: 1.5,
         since_step,
         cause: SlowCause::Input,
+        machine: "84 C".into(),
         text: "process 1 is slow".to_owned(),
     };
     let coordinator = cluster.coordinator.as_ref().unwrap();

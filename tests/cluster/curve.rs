@@ -14,12 +14,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hlo::random::threefry2x32;
 use lockstep::data::{Sampler, npy_file};
 use serde_json::Value;
 
 use super::elastic::{Job, TOLERANCE, assert_whole, difference, parameters};
-use super::{CARGO_DIR, alone, last_step, metrics, run, summary, text, train};
+use super::{CARGO_DIR, Random, alone, last_step, metrics, run, summary, text, train};
 
 /// A model on a mesh that some hosts have together.
 struct Case {
@@ -254,19 +253,6 @@ struct Disturbed {
     generations: Vec<Begun>,
 }
 
-struct Random {
-    seed: u64,
-    number: u32,
-}
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.number += 1;
-        let key = [self.seed as u32, (self.seed >> 32) as u32];
-        threefry2x32(key, [self.number, 0])[0] as usize % limit
-    }
-}
-
 /// Events of a job.
 struct Events<'a> {
     case: &'a Case,
@@ -326,7 +312,7 @@ fn disturbed(
     let mut job = Job::start(dir, case.max_hosts, 0, &args);
     (0..4).for_each(|_| job.come());
     job.until_generation(1, case.active(4), 20);
-    let random = Random { seed, number: 0 };
+    let random = Random { seed, count: 0 };
     let mut events = Events { case, job, random, start: Instant::now(), number: 0 };
     while events.number < num_events {
         let generation = events.job.generation();

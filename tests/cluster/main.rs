@@ -36,6 +36,7 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hlo::random::threefry2x32;
 use serde_json::Value;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_lockstep");
@@ -186,6 +187,20 @@ fn send(signal: &str, pid: u32) {
     let kill = format!("kill -{signal} {pid} 2>/dev/null");
     // It may have ended just now.
     let _ = Command::new("sh").args(["-c", &kill]).status().unwrap();
+}
+
+/// Random numbers from a seed.
+struct Random {
+    seed: u64,
+    count: u32,
+}
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.count += 1;
+        let key = [self.seed as u32, (self.seed >> 32) as u32];
+        threefry2x32(key, [self.count, 0])[0] as usize % limit
+    }
 }
 
 /// The value of a variable in the environment of a process.
