@@ -11,8 +11,13 @@ use super::{BINARY, lockstep, text};
 
 /// Programs of launchers: each runs, or has run, the command that is left of its arguments.
 const LAUNCHERS: [(&str, &str); 7] = [
-    // What it is called with stands in a file of its own, a line for each argument.
-    ("lockstep", "printf '%s\\n' \"$@\" > \"$CALLS/$$\"; [ -z \"${STAYS:-}\" ] || /bin/sleep 0.5"),
+    // What it is called with stands in a file of its own, a line for each argument. A script may
+    // kill it at any time, so the file is there whole or not at all.
+    (
+        "lockstep",
+        "printf '%s\\n' \"$@\" > \"$CALLS.$$\"; mv \"$CALLS.$$\" \"$CALLS/$$\"; \
+         [ -z \"${STAYS:-}\" ] || /bin/sleep 0.5",
+    ),
     ("sleep", ""),
     ("openssl", "printf '%064d\\n' 0"),
     ("scontrol", ""),
