@@ -1,4 +1,5 @@
-//! The snapshots that a supervisor holds, and the copies of them that it sends to the next host.
+//! The snapshots that a supervisor holds, the copies of them that it sends to the next host, and
+//! those that it fetches while it waits.
 
 use std::io;
 use std::net::IpAddr;
@@ -44,6 +45,8 @@ struct Ring {
     generation: u64,
     /// The next host; empty if there is none.
     next: String,
+    /// Where others serve snapshots, if the generation runs without this host, which waits.
+    sources: Vec<String>,
 }
 
 impl SupervisorSnapshots {
@@ -89,7 +92,17 @@ impl SupervisorSnapshots {
     /// host.
     pub fn follow(&self, generation: u64, next: &str) {
         if let Some(sender) = &self.sender {
-            *sender.ring() = Ring { generation, next: next.to_owned() };
+            *sender.ring() = Ring { generation, next: next.to_owned(), sources: vec![] };
+        }
+    }
+
+    /// A generation starts without this host, which fetches the newest snapshot from `holders`, the
+    /// supervisors of all hosts in the order of their processes.
+    pub fn wait(&self, generation: u64, holders: &[String]) {
+        if let Some(sender) = &self.sender {
+            let own = self.address();
+            let others = holders.iter().filter(|address| **address != own).cloned().collect();
+            *sender.ring() = Ring { generation, next: String::new(), sources: others };
         }
     }
 }
@@ -116,6 +129,12 @@ fn send_all(sender: &Weak<SnapshotSender>) {
     let (mut failed, mut not_before) = ((Ring::default(), 0), Instant::now());
     while let Some(sender) = sender.upgrade() {
         let ring = sender.ring().clone();
+        if !ring.sources.is_empty() && Instant::now() >= not_before {
+            if let Err(error) = fetch(&sender, &ring) {
+                tracing::debug!(%error, "no snapshot is fetched");
+            }
+            not_before = Instant::now() + AGAIN;
+        }
         let next = sender.next(ring.generation).filter(|_| Instant::now() >= not_before);
         let Some((record, slot)) = next else {
             // One over which nothing is sent for a while would be closed.
@@ -142,6 +161,24 @@ fn send_all(sender: &Weak<SnapshotSender>) {
             ));
         }
     }
+}
+
+/// Fetches the newest snapshot if it alone is the whole state, so that a host that waits has it at
+/// hand. Of a state in several parts it would need all of them, because it may come to stand in for
+/// any host: it reads the part of that one when it does.
+fn fetch(sender: &SnapshotSender, ring: &Ring) -> io::Result<()> {
+    // The first process takes it, and the host after that has the copy.
+    for source in ring.sources.iter().take(2) {
+        let mut link = HolderLink::connect(source, &sender.secret, &sender.job)?;
+        let held = link.list()?.into_iter().map(|(record, _)| record);
+        let whole = held.filter(|record| record.num_parts == 1 && record.process_index == 0);
+        let Some(newest) = whole.max_by_key(|record| record.id) else { continue };
+        if !sender.holder.records().contains(&newest) {
+            sender.holder.fetch(&mut link, &newest, || *sender.ring() == *ring)?;
+        }
+        break;
+    }
+    Ok(())
 }
 
 /// Sends one copy, and notes that it is there.
@@ -181,6 +218,7 @@ fn send(
 mod tests {
     use std::io::Write;
     use std::net::Ipv4Addr;
+    use std::thread::JoinHandle;
 
     use super::*;
     use crate::cluster::SnapshotId;
@@ -190,13 +228,13 @@ mod tests {
         SnapshotHolder::start(Ipv4Addr::LOCALHOST.into(), 1, &secret, "job").unwrap()
     }
 
-    fn write(slot: &SnapshotSlot, id: SnapshotId) {
+    fn write(slot: &SnapshotSlot, id: SnapshotId, num_parts: usize) {
         let record = SnapshotRecord {
             id,
             base: SnapshotId::default(),
             process_index: 0,
-            num_processes: 1,
-            num_parts: 1,
+            num_processes: num_parts,
+            num_parts,
             data_bytes: 4,
             meta_bytes: 2,
         };
@@ -213,9 +251,8 @@ mod tests {
         }
     }
 
-    /// The next host is not there at first; snapshots of an older generation are sent to nobody.
-    #[test]
-    fn each_snapshot_of_the_generation_is_sent_once_there_is_somebody() {
+    /// The snapshots of a supervisor with one process, and the thread that sends and fetches.
+    fn supervisor() -> (SupervisorSnapshots, JoinHandle<()>) {
         let (secret, job) = (Secret::new(vec![7; 32]), "job".to_owned());
         let sender = Arc::new(SnapshotSender {
             holder: holder(),
@@ -224,15 +261,22 @@ mod tests {
             ring: Mutex::default(),
             has_said: AtomicBool::default(),
         });
-        let snapshots = SupervisorSnapshots { sender: Some(sender.clone()) };
         let sending = Arc::downgrade(&sender);
         let thread = thread::spawn(move || send_all(&sending));
+        (SupervisorSnapshots { sender: Some(sender) }, thread)
+    }
+
+    /// The next host is not there at first; snapshots of an older generation are sent to nobody.
+    #[test]
+    fn each_snapshot_of_the_generation_is_sent_once_there_is_somebody() {
+        let (snapshots, thread) = supervisor();
+        let sender = snapshots.sender.clone().unwrap();
         let [first, second] = &sender.holder.own()[0];
         let id = |generation, step| SnapshotId { step, generation };
-        write(first, id(1, 10));
+        write(first, id(1, 10), 1);
         // A port that nobody listens at.
         snapshots.follow(2, "127.0.0.1:1");
-        write(second, id(2, 20));
+        write(second, id(2, 20), 1);
         thread::sleep(Duration::from_millis(200));
         assert!(!first.has_copy(id(1, 10)) && !second.has_copy(id(2, 20)));
         let next = holder();
@@ -242,10 +286,39 @@ mod tests {
         assert!(!first.has_copy(id(1, 10)));
         // Alone.
         snapshots.follow(3, "");
-        write(first, id(3, 30));
+        write(first, id(3, 30), 1);
         wait_for("the note", || first.has_copy(id(3, 30)));
         assert_eq!(next.records().len(), 1);
         drop((snapshots, sender));
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn who_waits_fetches_what_is_the_whole_state() {
+        let (first, second) = (holder(), holder());
+        let id = |step| SnapshotId { step, generation: 1 };
+        let (snapshots, thread) = supervisor();
+        let addresses = [&first, &second].map(|holder| holder.address().to_string());
+        snapshots.wait(1, &[&[snapshots.address()][..], &addresses].concat());
+        let records = || {
+            let records = snapshots.sender.as_ref().unwrap().holder.records();
+            records.iter().map(|it| it.id).collect::<Vec<_>>()
+        };
+        // A part of two.
+        write(&second.own()[0][0], id(10), 2);
+        thread::sleep(AGAIN + AGAIN / 2);
+        assert_eq!(records(), []);
+        // Only the second host has it, as a copy.
+        write(&second.own()[0][0], id(20), 1);
+        wait_for("the copy", || records() == [id(20)]);
+        write(&first.own()[0][0], id(30), 1);
+        wait_for("the newer one", || records() == [id(30)]);
+        // It has a place, and snapshots of its own.
+        snapshots.follow(2, "");
+        write(&first.own()[0][1], id(40), 1);
+        thread::sleep(AGAIN + AGAIN / 2);
+        assert_eq!(records(), [id(30)]);
+        drop(snapshots);
         thread.join().unwrap();
     }
 }

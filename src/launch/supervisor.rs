@@ -370,6 +370,7 @@ impl Supervisor<'_> {
         self.beforehand.follow(self.options, full_processes, of_generation);
         let Some(HostPlace { first_process, num_processes, .. }) = place else {
             say(&format!("launch: generation {generation} runs without this host, which waits"));
+            self.snapshots.wait(generation, &holders.addresses);
             return Ok(());
         };
         let num_local = self.options.num_local;

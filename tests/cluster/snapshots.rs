@@ -188,6 +188,33 @@ fn a_host_and_its_neighbour_are_lost() {
     }
 }
 
+/// All hosts that had the state are lost, and a spare has fetched it meanwhile.
+#[test]
+fn a_spare_has_the_state_at_hand() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let whole = dir.path().join("whole");
+    let sets = [&SETS[..], &["mesh.data=2"]].concat();
+    run(dir.path(), &launch(2, &[], &train(DIGITS, &sets, &["--out", text(&whole)]))).succeeded();
+    let mut job = Job::start(dir.path(), 2, 1, &train(DIGITS, &sets, &[]));
+    (0..2).for_each(|_| job.come());
+    job.until_processes(2, 60);
+    // It comes while the others train.
+    job.come();
+    let spare = job.hosts[2].child.id();
+    // Parameters and two moments.
+    let has_state = |_: &mut Running| held(spare).iter().any(|bytes| *bytes > 3 * 336 * 1024);
+    job.coordinator.until("the copy of the spare", has_state);
+    (0..2).for_each(|_| job.kill(0));
+    job.come();
+    job.until_processes(2, 30);
+    let out = job.out.clone();
+    let said = job.end();
+    assert_eq!(sources(&out), ["start", "memory"], "{said}");
+    assert_whole(&out, NUM_STEPS);
+    assert_same_run(&whole, &out);
+}
+
 /// Each process has a shard of the parameters, and no other has it.
 #[test]
 fn sharded_states_are_put_together_again() {

@@ -1,14 +1,14 @@
 //! What a supervisor holds: the slots of its own processes, and copies of those of another host.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::link::{HolderGuest, HolderKeys, MAX_READ};
+use super::link::{HolderGuest, HolderKeys, HolderLink, MAX_READ};
 use super::memory::check_memory;
 use super::slot::{SnapshotRecord, SnapshotSlot};
 use crate::cluster::Secret;
@@ -89,6 +89,38 @@ impl SnapshotHolder {
     /// What it holds.
     pub fn records(&self) -> Vec<SnapshotRecord> {
         self.held.rows().into_iter().map(|(record, _)| record).collect()
+    }
+
+    /// Reads a snapshot that another supervisor holds, and keeps it as a copy. `false` if that has
+    /// gone on to another snapshot meanwhile, or if `goes_on` is `false` before the end.
+    ///
+    /// # Errors
+    /// If there is no memory for it, or the other supervisor does not answer.
+    pub fn fetch(
+        &self,
+        from: &mut HolderLink,
+        record: &SnapshotRecord,
+        goes_on: impl Fn() -> bool,
+    ) -> io::Result<bool> {
+        let slot = self.held.place_for(record)?;
+        let mut writer = slot.begin()?;
+        let mut piece = vec![0; record.num_bytes().min(MAX_READ as u64) as usize];
+        while writer.num_bytes() < record.num_bytes() {
+            if !goes_on() {
+                return Ok(false);
+            }
+            let left = record.num_bytes() - writer.num_bytes();
+            let piece = &mut piece[..left.min(MAX_READ as u64) as usize];
+            from.read_exact_at(record, piece, writer.num_bytes())?;
+            writer.write_all(piece)?;
+        }
+        // A slot that is written again loses its record first.
+        let is_whole = from.list()?.iter().any(|(held, _)| held == record);
+        if is_whole {
+            writer.end(record)?;
+            self.held.copies().push(slot.clone());
+        }
+        Ok(is_whole)
     }
 }
 
@@ -259,11 +291,10 @@ impl Held {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::io::Read;
     use std::net::Ipv4Addr;
     use std::time::Instant;
 
-    use super::super::link::HolderLink;
     use super::super::slot::SnapshotId;
     use super::*;
 
@@ -342,6 +373,28 @@ mod tests {
         link.keep(&record, &from.own()[0][1]).unwrap();
         drop(link);
         assert_eq!(to.records(), []);
+    }
+
+    #[test]
+    fn a_snapshot_of_another_supervisor_is_fetched_whole_or_not_at_all() {
+        let (from, to) = (holder(1), holder(1));
+        let [first, second] = &from.own()[0];
+        let mut link = connect(&from);
+        let [older, newer] = [write(first, 0, 10, 0), write(second, 0, 20, 10)];
+        for record in [older, newer] {
+            assert!(to.fetch(&mut link, &record, || true).unwrap());
+        }
+        assert_eq!(to.records(), [older, newer]);
+        let mut bytes = vec![0; 9];
+        connect(&to).read_exact_at(&newer, &mut bytes, (3 << 20) - 4).unwrap();
+        assert_eq!(bytes, [&[20; 4], &b"[1,2]"[..]].concat());
+        // The process goes on to another one; nobody wants it any more.
+        let record = write(first, 0, 30, 20);
+        assert!(to.fetch(&mut link, &record, || write(first, 0, 40, 20).id.step > 0).is_err());
+        let record = write(first, 0, 50, 20);
+        assert!(!to.fetch(&mut link, &record, || false).unwrap());
+        // The base of the newest one stays.
+        assert_eq!(to.records(), [newer]);
     }
 
     #[test]

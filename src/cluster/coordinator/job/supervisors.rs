@@ -72,16 +72,17 @@ impl JobState {
             }
             Some(_) => {}
             None => {
+                let is_busy = matches!(self.stage, Stage::Forming | Stage::Running);
                 if newest == 0 {
                     supervisor.hold(held);
-                } else if self.stage != Stage::Ended {
+                } else if !is_busy && self.stage != Stage::Ended {
                     supervisor.first_directive = self.directives.len();
                 }
                 let registered = self.supervision.as_mut().map(|hosts| hosts.register(supervisor));
                 if let Some(Err((why, text))) = registered {
                     return Reply::refused(why, text);
                 }
-                if newest > 0 && matches!(self.stage, Stage::Forming | Stage::Running) {
+                if newest > 0 && is_busy {
                     let text = format!("host {} has come, and waits", ask.host);
                     self.changes.push(JobChange::Note(text));
                 }
