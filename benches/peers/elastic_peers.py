@@ -2,13 +2,17 @@
 
     cargo build --release
     python3 -m venv peers-env && peers-env/bin/pip install -r benches/peers/requirements.txt
-    peers-env/bin/python benches/peers/elastic_peers.py --rounds 10
+    peers-env/bin/python benches/peers/elastic_peers.py --turns 5
 
 Three hosts are three supervisors of this machine with a process each, of `lockstep launch` or of `torchrun` (DDP on gloo, c10d). All train
 the MLP of examples/digits.toml, AdamW, 16 examples a process, with a checkpoint every 100 steps on the same disk. In each round SIGKILL ends a
 supervisor and its process, never those with the coordinator or the store; the time runs to the next step that the others have finished.
-Then the host comes back: from its start to the first step with its process, and how long the others took no step. TorchElastic runs
-twice: with its own times, and with shorter ones (`tuned`). A recovery that takes longer than --limit seconds is given up.
+Then the host comes back: from its start to the first step with its process, and how long the others took no step. A recovery that takes
+longer than --limit seconds is given up, and a new job begins.
+
+TorchElastic runs with its own waits (`torch`) and with short ones (`torch-tuned`), both with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. Without that,
+as `torch-shared`, agents of torch 2.15 keep the address of the workers' store from their first rendezvous and do not publish it again. An agent
+that comes later waits for it until its store gives up after 60 s, which ends all agents; and workers find keys of the generation before.
 """
 
 import argparse
@@ -27,14 +31,16 @@ import time
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--lockstep", default="target/release/lockstep", help="the binary")
-parser.add_argument("--rounds", type=int, default=10)
+parser.add_argument("--turns", type=int, default=5, help="each runs all programs, one after the other")
+parser.add_argument("--rounds", type=int, default=2, help="kills in a turn of a program")
 parser.add_argument("--limit", type=float, default=120, help="seconds for a recovery")
 parser.add_argument("--programs", default="lockstep,torch,torch-tuned")
 parser.add_argument("--worker", help=argparse.SUPPRESS)
 args = parser.parse_args()
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 HOSTS, EACH, SAVE_EVERY = 3, 16, 100
-TUNED = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=4"
+# A host is dead after 3 s, and a rendezvous waits 2 s for more hosts, as Lockstep does.
+TUNED = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 
 
 def train(directory):
@@ -108,7 +114,6 @@ class Job:
         self.program, self.directory = program, directory
         self.address = f"127.0.0.1:{free_port()}"
         self.hosts = []
-        self.first = None
         for _ in range(HOSTS):
             self.come()
             # The first one listens.
@@ -131,6 +136,8 @@ class Job:
     def come(self):
         log = open(os.path.join(self.directory, f"log.{len(self.hosts)}"), "a")
         environment = {**os.environ, "LOCKSTEP_TOKEN": "0123456789abcdef" * 2, "OMP_NUM_THREADS": "1"}
+        if self.program != "torch-shared":
+            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         self.hosts.append(subprocess.Popen(self.command(), cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True))
 
     def kill(self, index):
@@ -207,8 +214,12 @@ def measure(program, directory):
         job.come()
         back = job.until(HOSTS)
         rows.append((lost[0], *(back or (None, None))))
-        time.sleep(2)
         print(program, round, rows[-1], file=sys.stderr, flush=True)
+        if back is None:
+            job.end()
+            job = Job(program, tempfile.mkdtemp(dir=directory))
+            continue
+        time.sleep(2)
     job.end()
     return rows
 
@@ -222,12 +233,15 @@ def shown(values):
 
 
 def main():
-    print(f"{platform.machine()}, {os.cpu_count()} processors, {args.rounds} rounds")
+    rows = {program: [] for program in args.programs.split(",")}
+    for _ in range(args.turns):
+        for program in rows:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+                rows[program] += measure(program, directory)
+    print(f"{platform.machine()}, {os.cpu_count()} processors, {args.turns} turns of {args.rounds} rounds")
     print("| | kill to the next step | start of a host to its first step | without a step meanwhile |\n|---|---|---|---|")
-    for program in args.programs.split(","):
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-            rows = measure(program, directory)
-        print(f"| {program} | " + " | ".join(shown(column) for column in zip(*rows)) + " |", flush=True)
+    for program, measured in rows.items():
+        print(f"| {program} | " + " | ".join(shown(column) for column in zip(*measured)) + " |")
 
 
 if __name__ == "__main__":
