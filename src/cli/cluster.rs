@@ -25,7 +25,8 @@ use crate::observe::{Status, say};
 use crate::pjrt::{self, Process};
 use crate::train::{Error, Outcome};
 
-/// Joins the other processes of the run; `None` if there is only one. Waits until all have joined.
+/// Joins the other processes of the run. Waits until all have joined. `None` if there is only one
+/// and no other can come.
 pub fn join(config: &Config) -> Result<Option<Member>> {
     let is_supervised = follow_supervisor()?;
     let cluster = &config.cluster;
@@ -44,7 +45,8 @@ pub fn join(config: &Config) -> Result<Option<Member>> {
         index: environment.process_index.value,
         num_processes: environment.num_processes.value,
     };
-    if process.num_processes == 1 {
+    let may_change = env::var_os(variable::IS_FLEXIBLE).is_some_and(|value| value == "1");
+    if process.num_processes == 1 && !(is_supervised && may_change) {
         return Ok(None);
     }
     let coordinator = environment.coordinator()?.unwrap_or_default().to_owned();

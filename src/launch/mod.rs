@@ -40,6 +40,8 @@ pub mod variable {
     pub const GENERATION: &str = "LOCKSTEP_GENERATION";
     /// Number of processes with all hosts of a job that can do with fewer.
     pub const FULL_PROCESSES: &str = "LOCKSTEP_FULL_PROCESSES";
+    /// With `1` hosts may come and leave: also a process that is alone belongs to a job.
+    pub const IS_FLEXIBLE: &str = "LOCKSTEP_IS_FLEXIBLE";
     /// How long a worker waits for directories that another process has, in seconds.
     pub const START_WITHIN_SECS: &str = "LOCKSTEP_START_WITHIN_SECS";
     /// The name of the job.

@@ -405,6 +405,9 @@ impl Supervisor<'_> {
             if process_index == 0 && draws_block() {
                 environment.push((variable::SHOWN_BY, std::process::id().to_string()));
             }
+            if self.options.size.is_flexible() {
+                environment.push((variable::IS_FLEXIBLE, "1".to_owned()));
+            }
             if self.options.size.is_elastic() {
                 environment.push((variable::FULL_PROCESSES, full_processes.to_string()));
             }

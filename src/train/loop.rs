@@ -491,7 +491,7 @@ impl<'a> Loop<'a> {
 
     /// Times the devices of each process without communication, if there are several.
     fn probe(&mut self) -> Result<(), Error> {
-        if self.processes.member().is_none() {
+        if self.processes.with_others().is_none() {
             return Ok(());
         }
         let probe = match self.probe.take() {

@@ -26,7 +26,7 @@ pub(super) struct Processes<'a> {
 }
 
 impl<'a> Processes<'a> {
-    /// The processes that `member` belongs to; `None` if there is only one.
+    /// The processes that `member` belongs to; `None` if there is only one, and no other can come.
     pub fn of(member: Option<&'a Member>) -> Self {
         Self { member, absent: None }
     }
@@ -47,9 +47,14 @@ impl<'a> Processes<'a> {
         self.this().index == 0
     }
 
-    /// This process as a member, if there are several.
+    /// This process as a member, if there are several or others may come.
     pub fn member(&self) -> Option<&'a Member> {
         self.member
+    }
+
+    /// This process as a member, if there are several.
+    pub fn with_others(&self) -> Option<&'a Member> {
+        self.member.filter(|member| member.process().num_processes > 1)
     }
 
     fn session(&self) -> Option<&'a Session> {

@@ -36,7 +36,7 @@ fn open(plugin: &Plugin, device: &DeviceConfig, processes: Processes<'_>) -> Res
     let options = device.options.iter().map(|(name, option)| (name.as_str(), value(option)));
     let options: Vec<(&str, Value)> = options.collect();
     let mut all = options.clone();
-    let store = processes.member().map(Member::store);
+    let store = processes.with_others().map(Member::store);
     if device.backend == Backend::Cuda && store.is_some() {
         let Process { index, num_processes } = processes.this();
         all.push(("node_id", Value::Int64(index as i64)));
@@ -148,7 +148,7 @@ pub(super) fn open_timed(
         if config.compile.kernels != KernelsConfig::Xla {
             client.use_host_kernels(|| Arc::new(CpuKernels::default()))?;
         }
-        match processes.member() {
+        match processes.with_others() {
             Some(member) => client.use_host_collectives(member.rendezvous()?)?,
             None if config.parallel.host_collectives.or(num_processes > 1) => {
                 client

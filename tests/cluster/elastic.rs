@@ -19,11 +19,12 @@ use super::{
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// A job of 2 to `max_hosts` hosts with a process each, and a coordinator of its own.
+/// A job of 2 (`min_hosts`) to `max_hosts` hosts with a process each, and a coordinator of its own.
 pub(super) struct Job {
     dir: PathBuf,
     pub out: PathBuf,
     address: String,
+    pub min_hosts: usize,
     max_hosts: usize,
     num_spares: usize,
     args: Vec<String>,
@@ -41,12 +42,14 @@ impl Job {
         let out = dir.join("out");
         let args = [args, &["--resume".into(), "--out".into(), text(&out).into()]].concat();
         let (dir, hosts) = (dir.to_owned(), vec![]);
-        Self { dir, out, address, max_hosts, num_spares, args, coordinator, hosts }
+        let min_hosts = 2;
+        Self { dir, out, address, min_hosts, max_hosts, num_spares, args, coordinator, hosts }
     }
 
     /// A host comes.
     pub fn come(&mut self) {
-        let (range, spares) = (format!("2:{}", self.max_hosts), self.num_spares.to_string());
+        let Self { min_hosts, max_hosts, .. } = self;
+        let (range, spares) = (format!("{min_hosts}:{max_hosts}"), self.num_spares.to_string());
         let options = [
             ["--hosts", &range],
             ["--spares", &spares],
@@ -214,6 +217,41 @@ fn hosts_come_leave_and_are_killed() {
     assert_eq!(of("num_hosts"), [2, 3, 2, 4, 3]);
     assert_eq!(of("after"), ["start", "hosts", "failure", "hosts", "hosts"]);
     assert!(of("first_step_secs").iter().all(|secs| secs.as_f64().is_some_and(|it| it > 0.0)));
+    let differ = difference(&whole, &out);
+    assert!(differ < TOLERANCE, "{differ}");
+}
+
+/// A host that is left alone hears of others that come, and of its own signals.
+#[test]
+fn a_job_shrinks_to_one_process_and_grows_again() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let (whole, constant) = (dir.path().join("whole"), "schedule.name=\"constant\"");
+    let sets = [&SETS[1..], &["mesh.data=2", constant]].concat();
+    let args = |steps: u64, more: &[&str]| {
+        let steps = format!("train.steps={steps}");
+        let more = [&["--unset", "train.epochs"], more].concat();
+        train(DIGITS, &[&sets[..], &[&steps]].concat(), &more)
+    };
+    let mut job = Job::start(dir.path(), 2, 0, &args(1_000_000, &[]));
+    job.min_hosts = 1;
+    job.come();
+    job.until_processes(1, 20);
+    job.come();
+    job.until_processes(2, 20);
+    job.kill(0);
+    job.until_processes(1, 20);
+    job.come();
+    job.until_processes(2, 20);
+    job.leave(0);
+    job.until_processes(1, 20);
+    let out = job.out.clone();
+    job.stop();
+    let steps = last_step(&out).unwrap() + 11;
+    for out in [&whole, &out] {
+        run(dir.path(), &args(steps, &["--resume", "--out", text(out)])).succeeded();
+    }
+    assert_whole(&out, steps);
     let differ = difference(&whole, &out);
     assert!(differ < TOLERANCE, "{differ}");
 }
