@@ -171,7 +171,10 @@ fn fetch(sender: &SnapshotSender, ring: &Ring) -> io::Result<()> {
     for source in ring.sources.iter().take(2) {
         let mut link = HolderLink::connect(source, &sender.secret, &sender.job)?;
         let held = link.list()?.into_iter().map(|(record, _)| record);
-        let whole = held.filter(|record| record.num_parts == 1 && record.process_index == 0);
+        let whole = held.filter(|record| {
+            let is_of_now = record.id.generation == ring.generation;
+            is_of_now && record.num_parts == 1 && record.process_index == 0
+        });
         let Some(newest) = whole.max_by_key(|record| record.id) else { continue };
         if !sender.holder.records().contains(&newest) {
             sender.holder.fetch(&mut link, &newest, || *sender.ring() == *ring)?;
@@ -312,12 +315,12 @@ mod tests {
         write(&second.own()[0][0], id(20), 1);
         wait_for("the copy", || records() == [id(20)]);
         write(&first.own()[0][0], id(30), 1);
-        wait_for("the newer one", || records() == [id(30)]);
+        wait_for("the newer one", || records() == [id(20), id(30)]);
         // It has a place, and snapshots of its own.
         snapshots.follow(2, "");
         write(&first.own()[0][1], id(40), 1);
         thread::sleep(AGAIN + AGAIN / 2);
-        assert_eq!(records(), [id(30)]);
+        assert_eq!(records(), [id(20), id(30)]);
         drop(snapshots);
         thread.join().unwrap();
     }

@@ -137,7 +137,7 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
     let (first_step_secs, start) = (options.started.elapsed().as_secs_f64(), spans.list());
     let calls = HostCalls {
         // A program for the replicas of each process.
-        collectives: processes.member().map(|_| processes.this().num_processes),
+        collectives: processes.with_others().map(|_| processes.this().num_processes),
         kernels: run.lowering.host_kernels,
     };
     let isolated = lower_isolated(trainer.step_graph(), "step", num_replicas, calls);
@@ -150,7 +150,8 @@ pub fn bench(job: &Job<'_>, options: &BenchOptions<'_>) -> Result<BenchResult, E
     drop(waiting);
 
     let waiting = processes.waiting("measuring steps");
-    let (in_a_row, num_first) = if processes.member().is_some() { (IN_A_ROW, 1) } else { (1, 0) };
+    let (in_a_row, num_first) =
+        if processes.with_others().is_some() { (IN_A_ROW, 1) } else { (1, 0) };
     let (mut steps, mut alones) = (vec![], vec![]);
     let num_steps = options.num_steps + WARMUP;
     while steps.len() < num_steps {

@@ -164,7 +164,7 @@ impl<'a> Processes<'a> {
     }
 
     /// Reports the steps of a launch that has ended, from `first` on, and the time of the probe
-    /// before it. Returns what this process itself took for each; `None` if it is alone.
+    /// before it. Returns what this process itself took for each; `None` if it is no member.
     ///
     /// Where the plugin computes the collectives, a process cannot tell what its devices take from
     /// what they wait for others. But steps end together, and are launched ahead: the time from the

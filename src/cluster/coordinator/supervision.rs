@@ -568,14 +568,17 @@ impl Supervision {
         Some((host.first_directive, host.place))
     }
 
-    /// Who holds snapshots, as far as it is there, and the one of the host that follows the host of
-    /// this session in the generation; the first follows the last.
+    /// Who holds snapshots, as far as it is there, in the order of processes and then those that
+    /// wait, and the one of the host that follows the host of this session in the generation; the
+    /// first follows the last.
     pub fn holders(&self, session: u64) -> Holders {
         let in_ring: Vec<_> = self.hosts.iter().filter(|host| host.place.is_some()).collect();
         let own = in_ring.iter().position(|host| host.session == session);
         let next = own.filter(|_| in_ring.len() > 1);
         let next = next.map(|own| in_ring[(own + 1) % in_ring.len()].snapshot_address.clone());
-        let addresses = self.there().map(|host| host.snapshot_address.clone());
+        let mut there: Vec<_> = self.there().collect();
+        there.sort_by_key(|host| host.place.map_or(usize::MAX, |place| place.first_process));
+        let addresses = there.into_iter().map(|host| host.snapshot_address.clone());
         Holders {
             addresses: addresses.filter(|address| !address.is_empty()).collect(),
             next: next.unwrap_or_default(),

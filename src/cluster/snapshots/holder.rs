@@ -91,18 +91,22 @@ impl SnapshotHolder {
         self.held.rows().into_iter().map(|(record, _)| record).collect()
     }
 
-    /// Reads a snapshot that another supervisor holds, and keeps it as a copy. `false` if that has
-    /// gone on to another snapshot meanwhile, or if `goes_on` is `false` before the end.
+    /// Reads a snapshot that another supervisor holds, and keeps it as a copy beside the newest one
+    /// before. `false` if `goes_on` is `false` before the end, or the snapshot has just been
+    /// overwritten.
     ///
     /// # Errors
-    /// If there is no memory for it, or the other supervisor does not answer.
+    /// If there is no memory for it, it was overwritten on the way, or the other supervisor does
+    /// not answer.
     pub fn fetch(
         &self,
         from: &mut HolderLink,
         record: &SnapshotRecord,
         goes_on: impl Fn() -> bool,
     ) -> io::Result<bool> {
-        let slot = self.held.place_for(record)?;
+        let newest = self.held.copies().iter().filter_map(|slot| Some(slot.record()?.id)).max();
+        let base = newest.unwrap_or(record.base);
+        let slot = self.held.place_for(&SnapshotRecord { base, ..*record })?;
         let mut writer = slot.begin()?;
         let mut piece = vec![0; record.num_bytes().min(MAX_READ as u64) as usize];
         while writer.num_bytes() < record.num_bytes() {
@@ -115,7 +119,7 @@ impl SnapshotHolder {
             writer.write_all(piece)?;
         }
         // A slot that is written again loses its record first.
-        let is_whole = from.list()?.iter().any(|(held, _)| held == record);
+        let is_whole = from.list()?.iter().any(|(held, _)| held == record) && goes_on();
         if is_whole {
             writer.end(record)?;
             self.held.copies().push(slot.clone());
