@@ -369,7 +369,7 @@ impl<'a> Loop<'a> {
             }
             let num_steps = results.last().map_or(0, |result| result.step + 1);
             self.ended.push(EndedLaunch { results, times, spans });
-            let is_alone = self.processes.member().is_none();
+            let is_alone = self.processes.with_others().is_none();
             if is_alone || self.due_steps.have_met_after(num_steps) {
                 self.record_ended()?;
             }

@@ -282,7 +282,7 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     let is_proved = job.config.train.check_lockstep_every > 0;
     // An error of this process alone: the others do not go on with it.
     let is_lost = failure.as_ref().is_some_and(|failure| !failure.is_common());
-    let is_sound = !(is_lost && processes.member().is_some())
+    let is_sound = !(is_lost && processes.with_others().is_some())
         && is_sound(failure.as_ref(), is_proved, &trainer, processes, &mut recorder);
     let params = match is_sound {
         false => None,

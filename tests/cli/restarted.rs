@@ -20,7 +20,7 @@ pub fn restarted() -> (PathBuf, Duration) {
     let (dir, took) = RUN.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("restarted");
-        let sets = ["train.epochs=110", "model.hidden=[8]", "checkpoint.every_steps=30"];
+        let sets = ["train.epochs=110", "model.hidden=[512]", "checkpoint.every_steps=30"];
         let train = train_args(&sets, &["--resume", "--out", text(&out)]);
         let args = ["launch", "--num-processes", "2", "--"].map(str::to_owned);
         let begun = Instant::now();
