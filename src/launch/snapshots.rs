@@ -21,6 +21,9 @@ const POLL: Duration = Duration::from_millis(20);
 const ATTEMPTS: u32 = 3;
 /// The wait after the next host could not keep a copy.
 const AGAIN: Duration = Duration::from_secs(1);
+/// A host that comes to a running generation mostly gets a place in the next one before this is
+/// over: then it reads the last state of this one.
+const STAYS_WAITING: Duration = Duration::from_secs(5);
 /// The rate of smaller snapshots says little about the network.
 const MEASURED_BYTES: u64 = 1 << 20;
 
@@ -35,6 +38,8 @@ struct SnapshotSender {
     secret: Secret,
     job: String,
     ring: Mutex<Ring>,
+    /// How long this host waits before it fetches anything.
+    fetch_after: Duration,
     /// How fast copies are sent.
     has_said: AtomicBool,
 }
@@ -65,7 +70,9 @@ impl SupervisorSnapshots {
         let sender = address.and_then(start).and_then(|holder| {
             let ring = Mutex::default();
             let has_said = AtomicBool::new(false);
-            let sender = Arc::new(SnapshotSender { holder, secret, job, ring, has_said });
+            let fetch_after = STAYS_WAITING;
+            let sender = SnapshotSender { holder, secret, job, ring, fetch_after, has_said };
+            let sender = Arc::new(sender);
             let sending = Arc::downgrade(&sender);
             thread::Builder::new().name("copies".to_owned()).spawn(move || send_all(&sending))?;
             Ok(sender)
@@ -127,8 +134,13 @@ impl SnapshotSender {
 fn send_all(sender: &Weak<SnapshotSender>) {
     let mut link: Option<(Ring, HolderLink)> = None;
     let (mut failed, mut not_before) = ((Ring::default(), 0), Instant::now());
+    let mut last = Ring::default();
     while let Some(sender) = sender.upgrade() {
         let ring = sender.ring().clone();
+        if ring != last && !ring.sources.is_empty() {
+            not_before = Instant::now() + sender.fetch_after;
+        }
+        last.clone_from(&ring);
         if !ring.sources.is_empty() && Instant::now() >= not_before {
             if let Err(error) = fetch(&sender, &ring) {
                 tracing::debug!(%error, "no snapshot is fetched");
@@ -214,7 +226,14 @@ fn send(
             ));
         }
     }
-    slot.set_copied(record.id)
+    slot.set_copied(record.id)?;
+    let all_have = |slots: &[SnapshotSlot; 2]| slots.iter().any(|slot| slot.has_copy(record.id));
+    let is_alone = ring.next.is_empty() && *sender.ring() == *ring;
+    if is_alone && sender.holder.own().iter().all(all_have) {
+        // The whole state is here: what this host has as copies is from when there were others.
+        sender.holder.drop_copies();
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -262,6 +281,7 @@ mod tests {
             secret,
             job,
             ring: Mutex::default(),
+            fetch_after: Duration::ZERO,
             has_said: AtomicBool::default(),
         });
         let sending = Arc::downgrade(&sender);
@@ -287,10 +307,17 @@ mod tests {
         wait_for("the copy", || second.has_copy(id(2, 20)));
         assert_eq!(next.records().iter().map(|it| it.id).collect::<Vec<_>>(), [id(2, 20)]);
         assert!(!first.has_copy(id(1, 10)));
-        // Alone.
+        // Alone, with a copy of another host's that it began from.
+        let (address, secret) = (snapshots.address(), Secret::new(vec![7; 32]));
+        let mut link = HolderLink::connect(&address, &secret, "job").unwrap();
+        let copied = next.records()[0];
+        assert!(link.keep(&copied, second).unwrap());
+        let ids = || sender.holder.records().iter().map(|it| it.id).collect::<Vec<_>>();
+        assert_eq!(ids(), [id(1, 10), id(2, 20), id(2, 20)]);
         snapshots.follow(3, "");
         write(first, id(3, 30), 1);
         wait_for("the note", || first.has_copy(id(3, 30)));
+        wait_for("its memory", || ids() == [id(3, 30), id(2, 20)]);
         assert_eq!(next.records().len(), 1);
         drop((snapshots, sender));
         thread.join().unwrap();

@@ -91,6 +91,11 @@ impl SnapshotHolder {
         self.held.rows().into_iter().map(|(record, _)| record).collect()
     }
 
+    /// Drops the copies of what others hold, or held.
+    pub fn drop_copies(&self) {
+        self.held.copies().clear();
+    }
+
     /// Reads a snapshot that another supervisor holds, and keeps it as a copy beside the newest one
     /// before. `false` if `goes_on` is `false` before the end, or the snapshot has just been
     /// overwritten.
