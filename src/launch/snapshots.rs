@@ -23,7 +23,7 @@ const ATTEMPTS: u32 = 3;
 const AGAIN: Duration = Duration::from_secs(1);
 /// A host that comes to a running generation mostly gets a place in the next one before this is
 /// over: then it reads the last state of this one.
-const STAYS_WAITING: Duration = Duration::from_secs(5);
+const STAYS_WAITING: Duration = Duration::from_secs(3);
 /// The rate of smaller snapshots says little about the network.
 const MEASURED_BYTES: u64 = 1 << 20;
 
