@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::{
-    BINARY, DIGITS, Running, alone, last_step, launch_hosts, none_left, supervised_by, text, train,
+    BINARY, DIGITS, Running, last_step, launch_hosts, none_left, supervised_by, text, train, turn,
     variable,
 };
 
@@ -54,7 +54,7 @@ fn priorities(pid: u32) -> Vec<i32> {
 
 #[test]
 fn a_lost_host_leaves_nothing_to_compile() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let cache = empty_cache(dir.path());
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();

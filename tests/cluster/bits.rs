@@ -3,9 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{
-    CARGO_DIR, DIGITS, alone, assert_same_run, launch, metrics, run, summary, text, train,
-};
+use super::{CARGO_DIR, DIGITS, assert_same_run, launch, metrics, run, summary, text, train, turn};
 
 /// Runs of one process with all replicas, of two and of four.
 fn compare(dir: &Path, name: &str, config: &str, sets: &[&str], numbers: &[usize]) {
@@ -27,7 +25,7 @@ fn compare(dir: &Path, name: &str, config: &str, sets: &[&str], numbers: &[usize
 
 #[test]
 fn digits_on_four_replicas() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let sets = ["train.epochs=2", "train.eval_every=20", "model.dropout=0.1"];
     compare(dir.path(), "digits", DIGITS, &sets, &[2, 4]);
@@ -36,7 +34,7 @@ fn digits_on_four_replicas() {
 /// Between outer steps no process waits for another.
 #[test]
 fn digits_with_local_steps() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let sets = ["mesh.data=4", "train.steps=30", "sync.every=5", "train.eval_every=7"];
     compare(dir.path(), "local", DIGITS, &sets, &[2, 4]);
@@ -66,7 +64,7 @@ fn gpt(dir: &Path, num_layers: usize) -> PathBuf {
 /// them.
 #[test]
 fn a_gpt_on_sharded_meshes() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let path = gpt(dir.path(), 2);
     for (name, sets, numbers) in [
@@ -91,7 +89,7 @@ fn a_gpt_on_sharded_meshes() {
 /// Stages on processes of their own, and several on one.
 #[test]
 fn a_gpt_in_stages() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let path = gpt(dir.path(), 4);
     let sets = |more: &[&'static str]| {

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use super::failures::hanging_disk;
 use super::hosts::{COORDINATOR, Hosts, OWN_COORDINATOR, TOKEN};
 use super::{
-    DIGITS, Random, Running, TIMEOUT, alone, assert_same_run, last_step, launch, none_left, run,
-    send, text, train,
+    DIGITS, Random, Running, TIMEOUT, assert_same_run, last_step, launch, none_left, run, send,
+    text, train, turn,
 };
 
 /// What happens to a run.
@@ -232,7 +232,7 @@ fn expected(event: Event, job: &Job<'_>, victims: &[usize], host: usize) -> (boo
 
 #[test]
 fn a_run_survives_events_of_every_kind() {
-    let _alone = alone();
+    let _turn = turn::alone();
     let (num_events, seed) = (setting("LOCKSTEP_NUM_EVENTS", 0), setting("LOCKSTEP_SEED", 1));
     let longest = setting("LOCKSTEP_LONGEST_SECS", 4) as usize;
     let dir = tempfile::tempdir().unwrap();

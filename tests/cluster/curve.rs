@@ -18,7 +18,7 @@ use lockstep::data::{Sampler, npy_file};
 use serde_json::Value;
 
 use super::elastic::{Job, TOLERANCE, assert_whole, difference, parameters};
-use super::{CARGO_DIR, Random, alone, last_step, metrics, run, summary, text, train};
+use super::{CARGO_DIR, Random, last_step, metrics, run, summary, text, train, turn};
 
 /// A model on a mesh that some hosts have together.
 struct Case {
@@ -359,7 +359,7 @@ fn train_until(case: &Case, dir: &Path, out: &Path, num_hosts: usize, steps: u64
 
 /// Events at random, and everything that must hold after them.
 fn check(name: &str, num_events: usize, seed: u64, every: Option<u64>) {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let (case, dir) = (Case::of(name), dir.path());
     case.write(dir);

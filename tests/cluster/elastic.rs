@@ -13,8 +13,8 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 
 use super::{
-    DIGITS, Running, TIMEOUT, alone, last_step, launch_hosts, metrics, none_left, run, summary,
-    text, train,
+    DIGITS, Running, TIMEOUT, last_step, launch_hosts, metrics, none_left, run, summary, text,
+    train, turn,
 };
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -186,7 +186,7 @@ pub(super) const TOLERANCE: f64 = 1e-10;
 
 #[test]
 fn hosts_come_leave_and_are_killed() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let whole = dir.path().join("whole");
     run(dir.path(), &train(DIGITS, &SETS, &["--out", text(&whole)])).succeeded();
@@ -224,7 +224,7 @@ fn hosts_come_leave_and_are_killed() {
 /// A host that is left alone hears of others that come, and of its own signals.
 #[test]
 fn a_job_shrinks_to_one_process_and_grows_again() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let (whole, constant) = (dir.path().join("whole"), "schedule.name=\"constant\"");
     let sets = [&SETS[1..], &["mesh.data=2", constant]].concat();
@@ -258,7 +258,7 @@ fn a_job_shrinks_to_one_process_and_grows_again() {
 
 #[test]
 fn a_spare_takes_the_place_of_a_host_with_the_same_bits() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let undisturbed = dir.path().join("undisturbed");
     fs::create_dir(&undisturbed).unwrap();
@@ -287,7 +287,7 @@ fn a_spare_takes_the_place_of_a_host_with_the_same_bits() {
 #[test]
 #[ignore = "a minute; of the full set"]
 fn a_gpt_on_data_and_fsdp_goes_on_in_whole_copies() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let whole = dir.path().join("whole");
     let sets = [

@@ -12,15 +12,15 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 
 use super::{
-    CARGO_DIR, DIGITS, Running, alone, assert_same_run, last_step, launch, launch_hosts, none_left,
-    run, send, summary, text, train,
+    CARGO_DIR, DIGITS, Running, assert_same_run, last_step, launch, launch_hosts, none_left, run,
+    send, summary, text, train, turn,
 };
 
 const SETS: [&str; 3] = ["train.epochs=40", "checkpoint.every_steps=30", "train.eval_every=300"];
 
 #[test]
 fn a_killed_process_is_named_and_the_run_goes_on() {
-    let _alone = alone();
+    let _turn = turn::alone();
     let dir = tempfile::tempdir().unwrap();
     let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
     let args = train(DIGITS, &SETS, &["--out", text(&whole)]);
@@ -48,7 +48,7 @@ fn a_killed_process_is_named_and_the_run_goes_on() {
 #[test]
 #[ignore = "trains for half a minute; of the full set"]
 fn a_killed_stage_is_named_and_the_run_goes_on() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpt.toml");
     let config = "[model]\nname = \"gpt\"\nnum_layers = 2\nwidth = 16\nnum_heads = 2\ncontext = 8\n\
@@ -82,7 +82,7 @@ fn a_killed_stage_is_named_and_the_run_goes_on() {
 /// processes: nobody has missed anything.
 #[test]
 fn a_run_goes_on_after_its_supervisor_was_frozen() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let [whole, alone, together] = ["whole", "alone", "together"].map(|name| dir.path().join(name));
     run(dir.path(), &launch(2, &[], &train(DIGITS, &SETS, &["--out", text(&whole)]))).succeeded();
@@ -117,7 +117,7 @@ fn a_run_goes_on_after_its_supervisor_was_frozen() {
 /// A process that was killed keeps its locks until its memory is freed.
 #[test]
 fn a_run_that_is_started_again_at_once_waits_for_the_one_before() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     fs::create_dir(&out).unwrap();
@@ -133,7 +133,7 @@ fn a_run_that_is_started_again_at_once_waits_for_the_one_before() {
 /// A checkpoint that cannot be read for a moment, and one that is damaged, when a run is to go on.
 #[test]
 fn a_restart_that_fails_is_not_the_end_of_a_run() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let [whole, failing] = ["whole", "failing"].map(|name| dir.path().join(name));
     let sets = ["train.epochs=60", "checkpoint.every_steps=200", "checkpoint.on_damaged=previous"];
@@ -195,7 +195,7 @@ pub fn hanging_disk(dir: &Path) -> PathBuf {
 
 #[test]
 fn a_disk_that_hangs_costs_checkpoints_and_no_steps() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let [out, hangs] = ["out", "hangs"].map(|name| dir.path().join(name));
     let library = hanging_disk(dir.path());
@@ -220,7 +220,7 @@ fn a_disk_that_hangs_costs_checkpoints_and_no_steps() {
 /// The restart is refused, and says what came first.
 #[test]
 fn a_restart_without_resume_does_not_hide_the_first_failure() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let args = train(DIGITS, &["train.epochs=4000"], &["--out", text(&out)]);
@@ -243,7 +243,7 @@ fn a_restart_without_resume_does_not_hide_the_first_failure() {
 /// With the default times.
 #[test]
 fn a_frozen_process_is_named_within_ten_seconds() {
-    let _alone = alone();
+    let _turn = turn::alone();
     let dir = tempfile::tempdir().unwrap();
     let (out, record) = (dir.path().join("out"), dir.path().join("record"));
     let sets = ["train.epochs=4000", "checkpoint.every_steps=30"];
@@ -269,7 +269,7 @@ fn a_frozen_process_is_named_within_ten_seconds() {
 
 #[test]
 fn a_signal_saves_at_a_step_that_all_agree_on() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let (whole, stopped) = (dir.path().join("whole"), dir.path().join("stopped"));
     run(dir.path(), &launch(2, &[], &train(DIGITS, &SETS, &["--out", text(&whole)]))).succeeded();
@@ -293,7 +293,7 @@ fn a_signal_saves_at_a_step_that_all_agree_on() {
 
 #[test]
 fn workers_end_with_their_supervisor() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let args = train(DIGITS, &["train.epochs=4000"], &["--out", text(&out)]);
@@ -318,7 +318,7 @@ fn workers_end_with_their_supervisor() {
 /// Without a supervisor: process 0 keeps the coordinator.
 #[test]
 fn processes_that_differ_or_are_missing_are_named() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let address = format!("127.0.0.1:{port}");
@@ -460,7 +460,7 @@ fn hosts_that_make_no_job_are_refused() {
 /// An error that each attempt would meet ends the job at once; wrong arguments of `launch` too.
 #[test]
 fn what_would_fail_again_is_not_tried_again() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     for (sets, expected) in [
         (&["train.steeps=3"][..], "train.steeps"),
@@ -492,7 +492,7 @@ fn what_would_fail_again_is_not_tried_again() {
 
 #[test]
 fn the_coordinator_has_a_certificate() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| format!("{CARGO_DIR}/tests/support/tls/{name}.pem");
     let (authority, certificate, key) = (file("authority"), file("certificate"), file("key"));
@@ -519,7 +519,7 @@ fn the_coordinator_has_a_certificate() {
 /// process 0, whether or not the other one has begun with it.
 #[test]
 fn a_checkpoint_that_cannot_be_written_stops_nobody() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let (out, file) = (dir.path().join("out"), dir.path().join("checkpoints"));
     let checkpoints = format!("checkpoint.dir={}", text(&file));

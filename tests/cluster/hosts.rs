@@ -9,8 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{
-    DIGITS, Running, alone, assert_same_run, launch, launch_hosts, none_left, run, send, text,
-    train, workers_of,
+    DIGITS, Running, assert_same_run, launch, launch_hosts, none_left, run, send, text, train,
+    turn, workers_of,
 };
 
 /// Of host 0, in a range that is reserved for documentation.
@@ -128,7 +128,7 @@ const SETS: [&str; 3] = ["train.epochs=50", "checkpoint.every_steps=30", "train.
 
 #[test]
 fn a_run_goes_on_after_the_network_was_cut() {
-    let _alone = alone();
+    let _turn = turn::alone();
     let dir = tempfile::tempdir().unwrap();
     let (whole, cut) = (dir.path().join("whole"), dir.path().join("cut"));
     run(dir.path(), &launch(2, &[], &train(DIGITS, &SETS, &["--out", text(&whole)]))).succeeded();
@@ -163,7 +163,7 @@ fn a_run_goes_on_after_the_network_was_cut() {
 
 #[test]
 fn supervisors_that_were_killed_are_started_again() {
-    let _alone = alone();
+    let _turn = turn::alone();
     let dir = tempfile::tempdir().unwrap();
     let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
     run(dir.path(), &launch(2, &[], &train(DIGITS, &SETS, &["--out", text(&whole)]))).succeeded();

@@ -13,6 +13,7 @@
 //! - `standalone`: a coordinator on its own, killed and started again
 //! - `chaos`: events of every kind in a row; `LOCKSTEP_NUM_EVENTS`, `LOCKSTEP_SEED` and
 //!   `LOCKSTEP_LONGEST_SECS` set how many, which, and how long processes are frozen
+//! - `turn`: which of them run at the same time
 //!
 //! All traffic stays on loopback addresses and in network namespaces.
 
@@ -27,12 +28,12 @@ mod hosts;
 mod slow;
 mod snapshots;
 mod standalone;
+mod turn;
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -45,17 +46,6 @@ const CARGO_DIR: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Far longer than anything here takes: what hangs is to fail.
 const TIMEOUT: Duration = Duration::from_secs(240);
-
-/// One run at a time: each has several processes, and deadlines.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    static INSTALL: Once = Once::new();
-    INSTALL.call_once(|| {
-        let status = Command::new(BINARY).args(["plugin", "install", "cpu"]).status();
-        assert!(status.expect("the binary starts").success());
-    });
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// `train CONFIG` with keys set and other arguments.
 fn train(config: &str, sets: &[&str], more: &[&str]) -> Vec<String> {

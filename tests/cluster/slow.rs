@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{BINARY, Running, alone, launch, metrics, run, send, summary, text, train};
+use super::{BINARY, Running, launch, metrics, run, send, summary, text, train, turn};
 
 /// Steps that judging takes, and those until a report has come and the line is written.
 const WITHIN: u64 = 20 + 6;
@@ -74,7 +74,7 @@ fn assert_named(out: &Path, cause: &str, within: u64, said: &str) {
 
 #[test]
 fn a_process_whose_batches_or_launches_are_late_is_named_with_the_cause() {
-    let _alone = alone();
+    let _turn = turn::alone();
     let dir = tempfile::tempdir().unwrap();
     for (late, cause) in [
         // Batches are assembled while the step before runs.
@@ -93,7 +93,7 @@ fn a_process_whose_batches_or_launches_are_late_is_named_with_the_cause() {
 /// decisions make the same bits.
 #[test]
 fn late_batches_are_left_out_and_the_decisions_can_be_taken_again() {
-    let _alone = alone();
+    let _turn = turn::alone();
     let dir = tempfile::tempdir().unwrap();
     let trained = |name: &str, late: &str, sets: &[&str]| {
         let out = dir.path().join(name);
@@ -143,7 +143,7 @@ fn late_batches_are_left_out_and_the_decisions_can_be_taken_again() {
 /// It takes two probes, or more where other programs disturb them.
 #[test]
 fn a_slow_probe_names_the_devices() {
-    let _alone = alone();
+    let _turn = turn::alone();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let sets = ["observe.probe_every_steps=8"];
@@ -156,7 +156,7 @@ fn a_slow_probe_names_the_devices() {
 #[test]
 #[ignore = "needs processors that do nothing else; of the full set"]
 fn a_process_that_is_stopped_for_half_of_the_time_is_named_by_probes() {
-    let _alone = alone();
+    let _turn = turn::alone();
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let sets = ["observe.probe_every_steps=8", "train.steps=74"];

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::elastic::{Job, TOLERANCE, assert_whole, difference};
 use super::{
-    DIGITS, Running, alone, assert_same_run, last_step, launch, none_left, run, send, summary,
-    text, train, variable,
+    DIGITS, Running, assert_same_run, last_step, launch, none_left, run, send, summary, text,
+    train, turn, variable,
 };
 
 const SETS: [&str; 3] =
@@ -67,7 +67,7 @@ fn damage(supervisor: u32) {
 
 #[test]
 fn a_killed_process_costs_no_checkpoint_and_no_bits() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
     run(dir.path(), &launch(2, &[], &train(DIGITS, &SETS, &["--out", text(&whole)]))).succeeded();
@@ -100,7 +100,7 @@ fn a_killed_process_costs_no_checkpoint_and_no_bits() {
 /// A bit of each snapshot is changed: the newest checkpoint is taken, and snapshots after that.
 #[test]
 fn a_damaged_snapshot_is_refused() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
     let sets = [&SETS[..], &["checkpoint.every_steps=30"]].concat();
@@ -130,7 +130,7 @@ fn a_damaged_snapshot_is_refused() {
 /// one comes, and its neighbour is killed.
 #[test]
 fn hosts_are_lost_and_their_neighbours_have_their_state() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let whole = dir.path().join("whole");
     let sets = [&SETS[1..], &[F64, "train.epochs=100"]].concat();
@@ -158,7 +158,7 @@ fn hosts_are_lost_and_their_neighbours_have_their_state() {
 /// Two hosts of four are lost together. The first one has all values, and the second its copies.
 #[test]
 fn a_host_and_its_neighbour_are_lost() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let whole = dir.path().join("whole");
     let sets = [&SETS[1..], &[F64, "train.epochs=50", "checkpoint.every_steps=40"]].concat();
@@ -191,7 +191,7 @@ fn a_host_and_its_neighbour_are_lost() {
 /// All hosts that had the state are lost, and a spare has fetched it meanwhile.
 #[test]
 fn a_spare_has_the_state_at_hand() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let whole = dir.path().join("whole");
     let sets = [&SETS[..], &["mesh.data=2"]].concat();
@@ -224,7 +224,7 @@ fn a_spare_has_the_state_at_hand() {
 /// Each process has a shard of the parameters, and no other has it.
 #[test]
 fn sharded_states_are_put_together_again() {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let whole = dir.path().join("whole");
     let sets = [

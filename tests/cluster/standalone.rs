@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{
-    DIGITS, Running, alone, assert_same_run, last_step, launch, none_left, run, text, train,
+    DIGITS, Running, assert_same_run, last_step, launch, none_left, run, text, train, turn,
 };
 
 const SETS: [&str; 3] = ["train.epochs=120", "checkpoint.every_steps=200", "model.hidden=[64]"];
@@ -24,7 +24,7 @@ fn a_job_goes_on_when_its_coordinator_is_killed_ten_times() {
 
 /// A job of so many processes of a host, whose coordinator is killed so many times.
 fn restart(num_processes: usize, num_times: usize, sets: &[&str]) {
-    let _alone = alone();
+    let _turn = turn::shared();
     let dir = tempfile::tempdir().unwrap();
     let (whole, restarted) = (dir.path().join("whole"), dir.path().join("restarted"));
     let sets = [&SETS[..], sets].concat();
