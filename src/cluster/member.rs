@@ -292,6 +292,11 @@ impl Member {
         (!self.options.hides_waits).then_some(waits)
     }
 
+    /// As [`Rendezvous::bytes_per_sec`].
+    pub fn bytes_per_sec(&self) -> Option<f64> {
+        self.rendezvous.get()?.bytes_per_sec()
+    }
+
     /// Reports steps that have ended, each with these times. A probe came before the first.
     pub fn steps_done(&self, steps: Range<u64>, times: StepTimes) {
         let mut probe = times.probe;

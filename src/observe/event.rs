@@ -426,6 +426,8 @@ pub struct RunEnd {
     pub params_fingerprint: Option<String>,
     /// Of this process.
     pub peak_memory: PeakMemory,
+    /// Bytes per second at which messages of other processes arrived, if that was measured.
+    pub link_bytes_per_sec: Option<f64>,
     /// Seconds since the process started.
     pub elapsed_secs: f64,
 }

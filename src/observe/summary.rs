@@ -89,6 +89,10 @@ pub struct Summary {
     pub peak_process_bytes: Option<u64>,
     /// The most memory that a device of this process gave, in bytes, if the plugin counts it.
     pub peak_device_bytes: Option<u64>,
+    /// Bytes per second at which messages of other processes arrived: those of host collectives
+    /// that are long, while any arrives.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_bytes_per_sec: Option<f64>,
     /// The program of a step.
     pub program: StepProgram,
     /// Hexadecimal SHA-256 of the final parameters and model state.
@@ -298,6 +302,7 @@ impl Sink for SummaryFile {
                 summary.params_fingerprint = end.params_fingerprint.clone();
                 summary.peak_process_bytes = end.peak_memory.process_bytes;
                 summary.peak_device_bytes = end.peak_memory.device_bytes;
+                summary.link_bytes_per_sec = end.link_bytes_per_sec;
                 summary.wall_secs = end.elapsed_secs;
                 summary.median_step_ms = timer.median_ms();
                 summary.first_step_secs = timer.first_step_secs();

@@ -326,6 +326,9 @@ impl<'a> Loop<'a> {
             let waits = self.processes.take_waits();
             let collective_wait =
                 waits.as_ref().map(|waits| waits.iter().map(|launch| launch.waited).sum());
+            if let Some(rate) = self.processes.bytes_per_sec() {
+                self.recorder.links_measured(rate);
+            }
             self.has_recorded = true;
             self.trainer.compile_later(self.due_steps.has_proofs());
             // The launch may have ended while the loop waited for something else.

@@ -158,6 +158,11 @@ impl<'a> Processes<'a> {
         self.member?.take_waits()
     }
 
+    /// Bytes per second at which messages of other processes arrive, once that is known.
+    pub fn bytes_per_sec(&self) -> Option<f64> {
+        self.member?.bytes_per_sec()
+    }
+
     /// Processes that were found to be slow since the last call; none but in the first process.
     pub fn take_slow(&self) -> Vec<SlowPeer> {
         self.session().map_or_else(Vec::new, Session::take_slow)

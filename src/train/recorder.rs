@@ -74,6 +74,8 @@ pub(super) struct Recorder {
     steps_per_epoch: f64,
     /// How often a shard's batch was late.
     num_late: usize,
+    /// Bytes per second that arrive from other processes.
+    link_bytes_per_sec: Option<f64>,
     /// Parts of a batch whose gradients are compared, if they are.
     num_parts: Option<usize>,
 }
@@ -160,6 +162,7 @@ impl Recorder {
             global_batch: run.batch.global_batch(),
             steps_per_epoch: run.length.steps_per_epoch().map_or(f64::NAN, |steps| steps as f64),
             num_late: 0,
+            link_bytes_per_sec: None,
             num_parts: run.batch_parts(job.model),
         })
     }
@@ -215,6 +218,17 @@ impl Recorder {
         let cause = cause.name();
         let slow = SlowProcess { process_index, host, factor, since_step, cause, machine, text };
         self.sinks.send(&RunEvent::ProcessSlow(slow));
+    }
+
+    /// Takes note of how fast messages of other processes have arrived so far. Says it the first
+    /// time.
+    pub fn links_measured(&mut self, bytes_per_sec: f64) {
+        if self.link_bytes_per_sec.replace(bytes_per_sec).is_none() {
+            let mb_per_sec = bytes_per_sec / 1e6;
+            self.say(&format!(
+                "host collectives: messages of other processes arrive with {mb_per_sec:.0} MB/s"
+            ));
+        }
     }
 
     /// Records that all replicas hold the same state after `num_steps` steps.
@@ -298,6 +312,7 @@ impl Recorder {
             params_fingerprint: params.map(state::fingerprint),
             elapsed_secs: self.started.elapsed().as_secs_f64(),
             peak_memory,
+            link_bytes_per_sec: self.link_bytes_per_sec,
         }));
         let errors: Vec<_> = self.sinks.flush().into_iter().map(Error::from).collect();
         let unwritten = errors.first().map(Error::to_string);

@@ -83,7 +83,8 @@ fn a_process_whose_batches_or_launches_are_late_is_named_with_the_cause() {
         ("stall 1 2400", "host"),
     ] {
         let out = dir.path().join(late);
-        let ended = start(dir.path(), late, &out, &[]).end().succeeded();
+        let steps = format!("train.steps={}", WITHIN + 2);
+        let ended = start(dir.path(), late, &out, &[&steps]).end().succeeded();
         assert_named(&out, cause, WITHIN, &ended.stderr);
         assert!(ended.stderr.contains("warning: process 1 (host "), "{}", ended.stderr);
     }

@@ -55,6 +55,9 @@ pub fn program(html: &mut Html, report: &Report) {
         row("most bytes of the host, by the first process", &|run, _| {
             run.summary.get("peak_process_bytes")?.as_f64().map(count)
         }),
+        row("bytes per second from other processes", &|run, _| {
+            run.summary.get("link_bytes_per_sec")?.as_f64().map(count)
+        }),
     ];
     table_of_runs(html, report, rows.into_iter());
     html.own(

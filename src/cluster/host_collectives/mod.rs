@@ -22,6 +22,7 @@
 //! If a replica fails, or does not arrive before a deadline, all calls of the launch are completed
 //! with an error, in all processes. XLA's own collectives end the process in this case.
 
+mod arrivals;
 mod call;
 mod compute;
 mod exchange;
@@ -41,6 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::pjrt::{HostCall, HostCollectives, LaunchInfo};
+use arrivals::ArrivalMeter;
 use exchange::Exchange;
 
 pub use links::{LinkError, LinkOptions, Links};
@@ -51,7 +53,10 @@ const DEADLINE: Duration = Duration::from_secs(1800);
 
 /// Matches the calls of the replicas in this process, and in others to which it is linked, and
 /// computes their results.
-pub struct Rendezvous(Arc<Exchange<HostCall>>);
+pub struct Rendezvous {
+    exchange: Arc<Exchange<HostCall>>,
+    arrivals: Arc<ArrivalMeter>,
+}
 
 impl Rendezvous {
     /// The rendezvous of a job of one process, with the default deadline.
@@ -67,7 +72,7 @@ impl Rendezvous {
     /// # Errors
     /// If its threads cannot be started.
     pub fn with_deadline(deadline: Duration) -> io::Result<Self> {
-        Exchange::new(deadline, None).map(Self)
+        Ok(Self { exchange: Exchange::new(deadline, None)?, arrivals: Arc::default() })
     }
 
     /// The rendezvous of one of several processes, whose replicas wait at most about `deadline` for
@@ -76,52 +81,59 @@ impl Rendezvous {
     /// # Errors
     /// If its threads cannot be started.
     pub fn across(links: Links, deadline: Duration) -> io::Result<Self> {
-        links.start(deadline).map(Self)
+        let arrivals = Arc::default();
+        Ok(Self { exchange: links.start(deadline, &arrivals)?, arrivals })
     }
 
     /// Number of launches in flight.
     pub fn num_launches(&self) -> usize {
-        self.0.num_launches()
+        self.exchange.num_launches()
     }
 
     /// Fails all launches in flight, and those that begin later.
     pub fn fail_all(&self, reason: &str) {
-        self.0.fail_all(reason);
+        self.exchange.fail_all(reason);
     }
 
     /// The processes that this one has waited for at a collective for longer than this.
     pub fn awaited(&self, longer_than: Duration) -> Vec<usize> {
-        self.0.awaited(longer_than)
+        self.exchange.awaited(longer_than)
     }
 
     /// How long this process waited for others in the launches that have ended since the last call;
     /// at most the last 1,024. Empty in a job of one process.
     pub fn take_waits(&self) -> Vec<LaunchWaits> {
-        self.0.take_waits()
+        self.exchange.take_waits()
+    }
+
+    /// Bytes per second at which messages of other processes arrive, long ones and while any does;
+    /// `None` before there were enough.
+    pub fn bytes_per_sec(&self) -> Option<f64> {
+        self.arrivals.bytes_per_sec()
     }
 
     /// Sends what is left to be sent, and tells the other processes that this one has ended.
     /// Without it they take its end for a failure. `false` if that takes longer than `timeout`.
     pub fn close(&self, timeout: Duration) -> bool {
-        self.0.say_goodbye(timeout)
+        self.exchange.say_goodbye(timeout)
     }
 }
 
 impl HostCollectives for Rendezvous {
     fn begin(&self, launch: LaunchInfo) {
-        self.0.begin(launch);
+        self.exchange.begin(launch);
     }
 
     fn start(&self, call: HostCall) {
-        self.0.start(call);
+        self.exchange.start(call);
     }
 
     fn fail(&self, launch_id: i64, reason: &str) {
-        self.0.fail(launch_id, reason);
+        self.exchange.fail(launch_id, reason);
     }
 
     fn end(&self, launch_id: i64) {
-        self.0.end(launch_id);
+        self.exchange.end(launch_id);
     }
 }
 
@@ -129,6 +141,6 @@ impl HostCollectives for Rendezvous {
 /// one of them.
 impl Drop for Rendezvous {
     fn drop(&mut self) {
-        self.0.close();
+        self.exchange.close();
     }
 }

@@ -35,11 +35,37 @@ pub struct LastProcess {
     pub waited: Duration,
 }
 
+/// When at least one of several things is under way.
+#[derive(Debug, Default)]
+pub(super) struct Overlapping {
+    num: usize,
+    since: Option<Instant>,
+}
+
+impl Overlapping {
+    /// One more begins.
+    pub fn begin(&mut self, now: Instant) {
+        self.num += 1;
+        self.since.get_or_insert(now);
+    }
+
+    /// One ends. If it was the last one, returns since when there were some.
+    pub fn end(&mut self, now: Instant) -> Option<Range<Instant>> {
+        self.num = self.num.saturating_sub(1);
+        self.since.take_if(|_| self.num == 0).map(|since| since..now)
+    }
+
+    /// All that are left end.
+    fn end_all(&mut self, now: Instant) -> Option<Range<Instant>> {
+        self.num = 0;
+        self.end(now)
+    }
+}
+
 /// Measures the waits of one launch.
 #[derive(Debug, Default)]
 pub(super) struct WaitMeter {
-    num_waiting: usize,
-    since: Option<Instant>,
+    waiting: Overlapping,
     waited: Duration,
     spans: Vec<Range<Instant>>,
     last: BTreeMap<usize, (u64, Duration)>,
@@ -50,19 +76,20 @@ impl WaitMeter {
     /// One more collective waits.
     pub fn begin(&mut self, now: Instant) {
         self.is_used = true;
-        self.num_waiting += 1;
-        self.since.get_or_insert(now);
+        self.waiting.begin(now);
     }
 
     /// A collective no longer waits.
     pub fn end(&mut self, now: Instant) {
-        self.num_waiting = self.num_waiting.saturating_sub(1);
-        if self.num_waiting == 0 {
-            let Some(since) = self.since.take() else { return };
-            self.waited += now.duration_since(since);
-            if self.spans.len() < MAX_SPANS {
-                self.spans.push(since..now);
-            }
+        let span = self.waiting.end(now);
+        self.add(span);
+    }
+
+    fn add(&mut self, span: Option<Range<Instant>>) {
+        let Some(span) = span else { return };
+        self.waited += span.end.duration_since(span.start);
+        if self.spans.len() < MAX_SPANS {
+            self.spans.push(span);
         }
     }
 
@@ -80,10 +107,8 @@ impl WaitMeter {
 
     /// The waits of a launch that has ended, if it had a collective across processes.
     pub fn finish(mut self, launch_number: u64, now: Instant) -> Option<LaunchWaits> {
-        if self.num_waiting > 0 {
-            self.num_waiting = 1;
-            self.end(now);
-        }
+        let span = self.waiting.end_all(now);
+        self.add(span);
         let last = self.last.into_iter().map(|(process_index, (num_times, waited))| LastProcess {
             process_index,
             num_times,

@@ -14,6 +14,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::arrivals::ArrivalMeter;
 use super::call::ReplicaCall;
 use super::exchange::Exchange;
 use crate::cluster::{Secret, token_tls};
@@ -135,8 +136,12 @@ impl Links {
         Ok(Self { process_index: *process_index, addresses: addresses.clone(), peers })
     }
 
-    /// Starts to exchange collectives.
-    pub(super) fn start<C: ReplicaCall>(self, deadline: Duration) -> io::Result<Arc<Exchange<C>>> {
+    /// Starts to exchange collectives, and to measure how fast they arrive.
+    pub(super) fn start<C: ReplicaCall>(
+        self,
+        deadline: Duration,
+        arrivals: &Arc<ArrivalMeter>,
+    ) -> io::Result<Arc<Exchange<C>>> {
         let Self { process_index, addresses, peers } = self;
         let (mut outgoing, mut incoming) = (vec![], vec![]);
         for link in peers {
@@ -152,11 +157,11 @@ impl Links {
         let exchange: Arc<Exchange<C>> = exchange;
         for (process, incoming) in incoming.into_iter().enumerate() {
             let Some((incoming, there)) = incoming else { continue };
-            let buffers = exchange.buffers().clone();
+            let (buffers, arrivals) = (exchange.buffers().clone(), arrivals.clone());
             let exchange: Weak<Exchange<C>> = Arc::downgrade(&exchange);
             let thread = thread::Builder::new().name(format!("receive-{process}"));
             thread.spawn(move || {
-                threads::receive(&exchange, process, incoming, &there, &buffers);
+                threads::receive(&exchange, process, incoming, &there, (&buffers, &arrivals));
             })?;
         }
         Ok(exchange)

@@ -54,7 +54,7 @@ fn connect_all(
 }
 
 fn start_all(links: Vec<Links>) -> Vec<Arc<Exchange<TestCall>>> {
-    links.into_iter().map(|links| links.start(LONG).unwrap()).collect()
+    links.into_iter().map(|links| links.start(LONG, &Arc::default()).unwrap()).collect()
 }
 
 fn program(num_replicas: usize) -> [TestSite; 2] {
@@ -289,7 +289,7 @@ fn wait_for_failure<'s>(
 #[test]
 fn a_broken_connection_fails_launches_and_names_the_process() {
     let (mut links, address) = pair();
-    let exchange = links.remove(0).start(LONG).unwrap();
+    let exchange = links.remove(0).start(LONG, &Arc::default()).unwrap();
     let outgoing = links.remove(0).peers.remove(0).unwrap().outgoing;
     thread::scope(|scope| {
         let waits = wait_for_failure(scope, &exchange);
@@ -305,7 +305,7 @@ fn a_broken_connection_fails_launches_and_names_the_process() {
     });
     // What it sends is no frame, or not of TLS.
     let (mut links, address) = pair();
-    let exchange = links.remove(0).start(LONG).unwrap();
+    let exchange = links.remove(0).start(LONG, &Arc::default()).unwrap();
     let mut link = links.remove(0).peers.remove(0).unwrap();
     link.outgoing.stream.write_all(&[7; 100]).unwrap();
     link.outgoing.stream.flush().unwrap();
@@ -315,7 +315,7 @@ fn a_broken_connection_fails_launches_and_names_the_process() {
         assert_eq!(error, expected);
     });
     let (mut links, address) = pair();
-    let exchange = links.remove(0).start(LONG).unwrap();
+    let exchange = links.remove(0).start(LONG, &Arc::default()).unwrap();
     let mut link = links.remove(0).peers.remove(0).unwrap();
     link.outgoing.tcp.write_all(&[7; 100]).unwrap();
     thread::scope(|scope| {

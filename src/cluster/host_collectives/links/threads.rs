@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
+use super::super::arrivals::{ArrivalMeter, MIN_BYTES};
 use super::super::call::ReplicaCall;
 use super::super::exchange::{Exchange, Outbox};
 use super::super::frame::{FrameKind, HEADER_BYTES, Header, Payload, PayloadBuffers};
@@ -134,12 +135,12 @@ pub(super) fn receive<C: ReplicaCall>(
     process: usize,
     incoming: Incoming,
     there: &TcpStream,
-    buffers: &Arc<PayloadBuffers>,
+    (buffers, arrivals): (&Arc<PayloadBuffers>, &ArrivalMeter),
 ) {
     let Incoming { tcp, stream } = incoming;
     let mut reader = BufReader::with_capacity(MAX_JOINED_BYTES, stream);
     let lost = loop {
-        let frame = read_frame(&mut reader, buffers);
+        let frame = read_frame(&mut reader, buffers, arrivals);
         let Some(exchange) = exchange.upgrade() else { return };
         match frame {
             Ok((header, payload)) => {
@@ -163,6 +164,7 @@ pub(super) fn receive<C: ReplicaCall>(
 fn read_frame(
     mut reader: impl Read,
     buffers: &Arc<PayloadBuffers>,
+    arrivals: &ArrivalMeter,
 ) -> Result<(Header, Payload), String> {
     let describe = |error: io::Error| match error.kind() {
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => "closed the connection".to_owned(),
@@ -171,6 +173,13 @@ fn read_frame(
     let mut header = [0; HEADER_BYTES];
     reader.read_exact(&mut header).map_err(describe)?;
     let (header, num_bytes) = Header::decode(&header)?;
+    let is_measured = num_bytes >= MIN_BYTES;
+    if is_measured {
+        arrivals.begin(Instant::now());
+    }
     let payload = Payload::read(reader, num_bytes, buffers).map_err(describe)?;
+    if is_measured {
+        arrivals.end(Instant::now(), num_bytes);
+    }
     Ok((header, payload))
 }
