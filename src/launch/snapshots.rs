@@ -134,7 +134,7 @@ impl SnapshotSender {
 fn send_all(sender: &Weak<SnapshotSender>) {
     let mut link: Option<(Ring, HolderLink)> = None;
     let (mut failed, mut not_before) = ((Ring::default(), 0), Instant::now());
-    let mut last = Ring::default();
+    let (mut last, mut lacks_memory) = (Ring::default(), false);
     while let Some(sender) = sender.upgrade() {
         let ring = sender.ring().clone();
         if ring != last && !ring.sources.is_empty() {
@@ -142,8 +142,13 @@ fn send_all(sender: &Weak<SnapshotSender>) {
         }
         last.clone_from(&ring);
         if !ring.sources.is_empty() && Instant::now() >= not_before {
-            if let Err(error) = fetch(&sender, &ring) {
-                tracing::debug!(%error, "no snapshot is fetched");
+            match fetch(&sender, &ring) {
+                Err(error) if error.kind() == io::ErrorKind::OutOfMemory && !lacks_memory => {
+                    say(&format!("warning: this host waits without the newest state: {error}"));
+                    lacks_memory = true;
+                }
+                Err(error) => tracing::debug!(%error, "no snapshot is fetched"),
+                Ok(()) => {}
             }
             not_before = Instant::now() + AGAIN;
         }
