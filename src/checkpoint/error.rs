@@ -107,7 +107,7 @@ pub enum Error {
 }
 
 impl Error {
-    pub(super) fn io(verb: &'static str, path: impl Into<Location>) -> impl Fn(io::Error) -> Self {
+    pub(crate) fn io(verb: &'static str, path: impl Into<Location>) -> impl Fn(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { verb, path: path.clone(), source }
     }

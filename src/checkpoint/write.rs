@@ -150,9 +150,11 @@ fn check_files(dir: &Path, files: &[FileRecord]) -> Result<(), Error> {
     Ok(())
 }
 
-fn not_shared(dir: &Path) -> Error {
+/// The processes of a run save into `dir`, and it is not the same directory for all.
+pub fn not_shared(dir: &Path) -> Error {
     let reason = "the processes of the run do not see each other's files there; set \
-                  checkpoint.dir, or --out, to a directory that all hosts share, or checkpoint.dir \
-                  to a URL of an object store";
+                  checkpoint.dir, or --out, to the same directory on all hosts, one that they \
+                  share (a relative path begins where each was started), or checkpoint.dir to a URL \
+                  of an object store";
     Error::OtherProcess { path: dir.into(), reason: reason.to_owned() }
 }

@@ -19,12 +19,13 @@ pub struct Secret(Vec<u8>);
 pub enum SecretError {
     /// Not hexadecimal digits.
     #[error(
-        "the secret must be hexadecimal digits (two per byte); `openssl rand -hex 32` prints some"
+        "the token must be hexadecimal digits (two per byte, at least 32); `openssl rand -hex 32` \
+         prints some"
     )]
     NotHexadecimal,
     /// Too short.
     #[error(
-        "the secret has {num_bytes} bytes, at least {MIN_BYTES} are needed; `openssl rand -hex 32` \
+        "the token has {num_bytes} bytes, at least {MIN_BYTES} are needed; `openssl rand -hex 32` \
          prints a good one"
     )]
     TooShort {
@@ -40,7 +41,7 @@ pub enum SecretError {
         error: env::VarError,
     },
     /// The file cannot be read.
-    #[error("cannot read the secret from {}: {error}", path.display())]
+    #[error("cannot read the token from {}: {error}", path.display())]
     File {
         /// The file.
         path: PathBuf,

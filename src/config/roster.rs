@@ -12,7 +12,8 @@ pub enum RosterError {
     /// The replicas cannot be divided.
     #[error(
         "the mesh has {num_replicas} replicas, which the {full_processes} processes of all hosts \
-         (--hosts, --processes-per-host) cannot share evenly; make mesh.data that of all hosts"
+         (--hosts, --processes-per-host) cannot share evenly; set mesh.data so that the \
+         replicas are a multiple of {full_processes}"
     )]
     UnevenProcesses {
         /// Replicas of the whole mesh.

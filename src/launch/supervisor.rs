@@ -26,6 +26,8 @@ const SIGTERM: usize = 15;
 const POLL: Duration = Duration::from_millis(50);
 /// Workers of a failed generation may end by themselves within this time: they still write why.
 const GRACE: Duration = Duration::from_millis(500);
+/// How often it is said that a job has no place for this host.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 /// One attempt to reach the coordinator again.
 const ATTEMPT: Duration = Duration::from_secs(1);
 
@@ -38,7 +40,8 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     let limits = Limits::new(options.dead_after, options.stuck_after);
     let say_of_job = |text: &str| say(&format!("launch: {text}"));
     let overseer = Overseer::new(limits, options.record_dir.clone(), say_of_job);
-    let (coordinator, address) = start_coordinator(options, overseer.clone())?;
+    await_name(options, requests)?;
+    let (mut coordinator, address) = start_coordinator(options, overseer.clone())?;
     let snapshots = SupervisorSnapshots::start(&address, options);
     let own = SupervisorOptions {
         contact: Contact {
@@ -56,9 +59,16 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         held: HeldProcesses::default(),
         deadline: options.start_within,
     };
-    let session = match register(&own, requests)? {
-        Some(session) => Arc::new(session),
-        None => return Ok(LaunchEnd::Stopped(requests.stop.load(Ordering::Relaxed))),
+    let session = loop {
+        match register(&own, requests)? {
+            Registration::Done(session) => break Arc::new(session),
+            Registration::Stopped => {
+                return Ok(LaunchEnd::Stopped(requests.stop.load(Ordering::Relaxed)));
+            }
+            Registration::Vacant => {
+                (coordinator, _) = start_coordinator(options, overseer.clone())?;
+            }
+        }
     };
     let (news, received) = mpsc::channel();
     forward_directives(session.clone(), news.clone());
@@ -79,6 +89,7 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         kill_at: None,
         forwarded: 0,
         is_leaving: false,
+        has_waited: false,
     };
     let ended = supervisor.run(&received);
     supervisor.kill();
@@ -88,34 +99,74 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     ended
 }
 
-/// Registers this host. Waits for the coordinator, and while another supervisor has this one's
-/// place: that one may have been killed a moment ago. `None`: a signal stopped it before.
-fn register(
-    own: &SupervisorOptions,
-    requests: &Requests,
-) -> Result<Option<SupervisorSession>, cluster::Error> {
-    let until = awake::now() + own.deadline;
+/// Waits until the coordinator's name has an address: where hosts and names come at the same time,
+/// as in Kubernetes, it may have none yet.
+fn await_name(options: &LaunchOptions, requests: &Requests) -> Result<(), cluster::Error> {
+    let Some(address) = &options.coordinator else { return Ok(()) };
+    let secs = options.start_within.as_secs();
+    let until = awake::now() + options.start_within;
     let mut has_said = false;
+    while requests.stop.load(Ordering::Relaxed) == 0 {
+        match address.to_socket_addrs() {
+            // What is no address will not become one; what is said of that comes later.
+            Err(error) if error.kind() != io::ErrorKind::InvalidInput => {
+                if awake::now() >= until {
+                    let (address, error) = (address.clone(), error.to_string());
+                    return Err(cluster::Error::Unreachable { address, secs, error });
+                }
+                if !std::mem::replace(&mut has_said, true) {
+                    say(&format!("launch: --coordinator {address}: {error}; trying for {secs} s"));
+                }
+                thread::sleep(ATTEMPT);
+            }
+            _ => break,
+        }
+    }
+    Ok(())
+}
+
+/// What became of the registration of this host.
+enum Registration {
+    Done(SupervisorSession),
+    /// A signal stopped it before.
+    Stopped,
+    /// The coordinator of the job that had no place for this host has ended.
+    Vacant,
+}
+
+/// Registers this host. Waits for the coordinator, and while other supervisors have all places: one
+/// of them may have been killed a moment ago.
+fn register(own: &SupervisorOptions, requests: &Requests) -> Result<Registration, cluster::Error> {
+    let until = awake::now() + own.deadline;
+    let mut said: Option<Duration> = None;
     let attempt = SupervisorOptions { deadline: ATTEMPT.min(own.deadline), ..own.clone() };
     while requests.stop.load(Ordering::Relaxed) == 0 {
         let is_over = awake::now() >= until;
         match SupervisorSession::register(attempt.clone()) {
             Err(cluster::Error::Occupied(text)) if !is_over => {
-                if !std::mem::replace(&mut has_said, true) {
-                    let secs = own.deadline.as_secs_f64();
-                    say(&format!("launch: {text}; waiting up to {secs} s until it is gone"));
+                let now = awake::now();
+                if said.is_none_or(|said| now >= said + SAY_AGAIN) {
+                    said = Some(now);
+                    let secs = until.saturating_sub(now).as_secs_f64().round();
+                    say(&format!(
+                        "launch: {text}; waiting up to {secs} s until one of them is gone. More \
+                         hosts take --spares K or a larger --hosts, and another job another port"
+                    ));
                 }
                 thread::sleep(ATTEMPT);
+            }
+            Err(cluster::Error::Unreachable { .. }) if !is_over && said.is_some() => {
+                return Ok(Registration::Vacant);
             }
             Err(cluster::Error::Unreachable { .. }) if !is_over => {}
             Err(cluster::Error::Unreachable { address, error, .. }) => {
                 let secs = own.deadline.as_secs();
                 return Err(cluster::Error::Unreachable { address, secs, error });
             }
-            registered => return registered.map(Some),
+            registered => return registered.map(Registration::Done),
         }
     }
-    Ok(None)
+    Ok(Registration::Stopped)
 }
 
 /// By which the coordinator knows this supervisor again.
@@ -260,6 +311,8 @@ struct Supervisor<'a> {
     forwarded: usize,
     /// This host leaves the job when its workers have ended.
     is_leaving: bool,
+    /// The generation before ran without this host.
+    has_waited: bool,
 }
 
 impl Supervisor<'_> {
@@ -371,16 +424,21 @@ impl Supervisor<'_> {
         let Some(HostPlace { first_process, num_processes, .. }) = place else {
             say(&format!("launch: generation {generation} runs without this host, which waits"));
             self.snapshots.wait(generation, &holders.addresses);
+            self.has_waited = true;
             return Ok(());
         };
         let num_local = self.options.num_local;
         let processes = first_process..first_process + num_local;
-        if self.requests.stop.load(Ordering::Relaxed) > 0 {
-            self.session.give_up("stopped by a signal")?;
+        let stop = self.requests.stop.load(Ordering::Relaxed);
+        if stop > 0 {
+            self.session.give_up(&self.stopped(), stop)?;
             for process_index in processes {
                 self.session.child_ended(generation, process_index, "not started", None)?;
             }
             return Ok(());
+        }
+        if std::mem::take(&mut self.has_waited) {
+            say(&format!("launch: generation {generation} runs on this host too"));
         }
         (self.generation, self.place) = (generation, place);
         self.ended_well.clear();
@@ -468,7 +526,7 @@ impl Supervisor<'_> {
             if self.workers.is_empty() {
                 // Between generations, or before the first. A coordinator that does not answer is
                 // noticed by the session.
-                let _ = self.session.give_up("stopped by a signal");
+                let _ = self.session.give_up(&self.stopped(), stop);
             }
             self.signal(match stop {
                 1 => Signal::HUP,
@@ -479,6 +537,10 @@ impl Supervisor<'_> {
         if self.requests.save.swap(false, Ordering::Relaxed) {
             self.signal(Signal::USR1);
         }
+    }
+
+    fn stopped(&self) -> String {
+        format!("host {} was stopped by a signal", self.own.host)
     }
 
     fn kill(&mut self) {

@@ -7,7 +7,9 @@
 //!
 //! How often, if it is not configured: a snapshot costs C, and a failure comes after M on average.
 //! The least is lost with sqrt(2 C M) between two snapshots (Young, "A first order approximation to
-//! the optimum checkpoint interval", 1974), and M is not known: see [`MEAN_SECS_TO_FAILURE`].
+//! the optimum checkpoint interval", 1974), and M is not known: see [`MEAN_SECS_TO_FAILURE`]. At
+//! the beginning of a generation there is little that could be lost, and all of it would be: the
+//! time between snapshots grows from [`FIRST_SECS`] on, by as much as has passed.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -32,6 +34,8 @@ use crate::observe::FlushLater;
 const MEAN_SECS_TO_FAILURE: f64 = 3600.0;
 /// A snapshot costs no more than this part of the time.
 const MAX_COST: f64 = 0.01;
+/// The second snapshot of a generation comes so long after the first.
+const FIRST_SECS: f64 = 1.0;
 /// While the snapshot before is on its way, all ask each other again after this time.
 const AGAIN_SECS: f64 = 0.25;
 /// How long the last one of a generation may be on its way.
@@ -49,6 +53,8 @@ pub(super) struct Snapshots {
     steps_per_epoch: Option<u64>,
     /// The newest one that all have.
     base: SnapshotId,
+    /// Steps after which the first one of this generation was taken.
+    first: Option<u64>,
     /// The one that was taken last, and when.
     last: Option<(SnapshotId, Instant)>,
     /// Parts that make up a whole one, once one was taken.
@@ -105,6 +111,7 @@ impl Snapshots {
             run,
             steps_per_epoch,
             base: base.unwrap_or_default(),
+            first: None,
             last: None,
             num_parts: 0,
             in_flight: None,
@@ -138,8 +145,8 @@ impl Snapshots {
         let largest = |of: fn(&SnapshotVote) -> f64| votes.iter().map(of).fold(0.0, f64::max);
         let (cost, step) = (largest(|vote| vote.cost), largest(|vote| vote.step));
         let are_ready = votes.iter().all(|vote| vote.is_ready);
-        let last = self.last.map(|(id, _)| id.step);
-        let next = next_step(self.every, last, num_steps, (cost, step), are_ready);
+        let taken = self.first.zip(self.last.map(|(id, _)| id.step));
+        let next = next_step(self.every, taken, num_steps, (cost, step), are_ready);
         self.due = next.max(num_steps + 1);
         if next > num_steps {
             return Ok(());
@@ -147,7 +154,8 @@ impl Snapshots {
         self.begin(begun, processes, trainer, recorder)?;
         // With a number of steps that is the next multiple; otherwise when this one may be there.
         let is_number = matches!(self.every, AutoOr::Value(_));
-        self.due = next_step(self.every, Some(num_steps), num_steps, (cost, step), is_number);
+        let taken = self.first.map(|first| (first, num_steps));
+        self.due = next_step(self.every, taken, num_steps, (cost, step), is_number);
         Ok(())
     }
 
@@ -290,6 +298,7 @@ impl Snapshots {
         let thread = thread.map_err(|source| Error::Thread { what: "takes snapshots", source })?;
         self.in_flight = Some(thread);
         let now = Instant::now();
+        self.first.get_or_insert(step);
         (self.last, self.measured) = (Some((id, now)), (now, step));
         self.cost = begun.elapsed().as_secs_f64();
         tracing::debug!(step, waited = self.cost, "snapshot");
@@ -356,22 +365,24 @@ fn write(
 }
 
 /// The steps after which the next snapshot is taken, or all ask each other again. They are after
-/// `num_steps` steps now, and the last one was taken after `last`. `cost` and `step` are the
-/// seconds of a snapshot and of a step.
+/// `num_steps` steps now, and the first and the last one of the generation were `taken` after these.
+/// `cost` and `step` are the seconds of a snapshot and of a step.
 fn next_step(
     every: AutoOr<u64>,
-    last: Option<u64>,
+    taken: Option<(u64, u64)>,
     num_steps: u64,
     (cost, step): (f64, f64),
     are_ready: bool,
 ) -> u64 {
     let steps_in = |secs: f64| ((secs / step.max(1e-9)).ceil() as u64).max(1);
-    let due = match (every, last) {
+    let due = match (every, taken) {
         (_, None) => num_steps,
-        (AutoOr::Value(every), Some(last)) => (last / every + 1) * every,
+        (AutoOr::Value(every), Some((_, last))) => (last / every + 1) * every,
         (AutoOr::Auto, Some(_)) if !are_ready => num_steps,
-        (AutoOr::Auto, Some(last)) => {
-            let secs = (2.0 * cost * MEAN_SECS_TO_FAILURE).sqrt().max(cost / MAX_COST);
+        (AutoOr::Auto, Some((first, last))) => {
+            let passed = last.saturating_sub(first) as f64 * step;
+            let least_lost = (2.0 * cost * MEAN_SECS_TO_FAILURE).sqrt();
+            let secs = least_lost.min(passed.max(FIRST_SECS)).max(cost / MAX_COST);
             last.saturating_add(steps_in(secs))
         }
     };
@@ -387,18 +398,23 @@ mod tests {
 
     #[test]
     fn snapshots_follow_from_what_they_cost() {
-        let auto = |last, num_steps, times, are_ready| {
-            next_step(AutoOr::Auto, last, num_steps, times, are_ready)
+        let auto = |taken, num_steps, times, are_ready| {
+            next_step(AutoOr::Auto, taken, num_steps, times, are_ready)
         };
         // The first one at once.
         assert_eq!(auto(None, 1, (0.0, 0.1), true), 1);
+        // The second after a second, then after as long as the run has lasted.
+        assert_eq!(auto(Some((1, 1)), 4, (0.01, 0.1), true), 11);
+        assert_eq!(auto(Some((1, 31)), 31, (0.01, 0.1), true), 61);
+        // But no more than 1 % of the time: 2 s.
+        assert_eq!(auto(Some((1, 1)), 4, (0.02, 0.1), true), 21);
         // sqrt(2 * 0.02 * 3600) = 12 s.
-        assert_eq!(auto(Some(1), 4, (0.02, 0.1), true), 121);
-        assert_eq!(auto(Some(121), 121, (0.02, 0.1), true), 241);
+        assert_eq!(auto(Some((1, 201)), 204, (0.02, 0.1), true), 321);
+        assert_eq!(auto(Some((1, 321)), 321, (0.02, 0.1), true), 441);
         // 2 s: 1 % of that is more than Young's 120 s.
-        assert_eq!(auto(Some(100), 150, (2.0, 1.0), true), 300);
+        assert_eq!(auto(Some((1, 1000)), 1050, (2.0, 1.0), true), 1200);
         // Not all have the one before.
-        assert_eq!(auto(Some(100), 150, (2.0, 0.1), false), 153);
+        assert_eq!(auto(Some((1, 100)), 150, (2.0, 0.1), false), 153);
         assert_eq!(auto(None, 150, (0.0, 1.0), false), 151);
     }
 
@@ -429,8 +445,9 @@ mod tests {
 
     #[test]
     fn a_number_of_steps_is_kept_to() {
-        let every = |last, num_steps, are_ready| {
-            next_step(AutoOr::Value(10), last, num_steps, (1.0, 0.1), are_ready)
+        let every = |last: Option<u64>, num_steps, are_ready| {
+            let taken = last.map(|last| (1, last));
+            next_step(AutoOr::Value(10), taken, num_steps, (1.0, 0.1), are_ready)
         };
         assert_eq!(every(None, 1, true), 1);
         assert_eq!((every(Some(1), 2, true), every(Some(10), 20, true)), (10, 20));

@@ -249,7 +249,7 @@ impl Drop for Coordinator {
     fn drop(&mut self) {
         if !self.is_standalone {
             let has_ended = self.poll(Duration::ZERO, JobState::has_ended);
-            self.shared.with_job(|now, job| job.give_up(now, "the coordinator was stopped"));
+            self.shared.with_job(|now, job| job.give_up(now, "the coordinator was stopped", 0));
             self.poll(LINGER, JobState::all_were_told);
             if !has_ended {
                 // Workers that are between two calls hear of it with the next one.

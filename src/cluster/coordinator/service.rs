@@ -17,7 +17,7 @@ use tonic::codegen::{Body as HttpBody, Service, StdError};
 use tonic::server::{Grpc, UnaryService};
 use tonic::{Code, Status};
 
-use super::job::{Failure, FailureKind, JobState};
+use super::job::JobState;
 use super::membership::list;
 use super::refusals::Refusals;
 use super::store::StoreError;
@@ -26,7 +26,6 @@ use crate::cluster::awake;
 use crate::cluster::codec::ProstCodec;
 use crate::cluster::members::{Directive, SlowPeer};
 use crate::cluster::messages::{self as wire, Ask, Reply, Why};
-use crate::cluster::session::NO_ANSWER;
 use crate::cluster::wish::{AgreedWish, Wish};
 
 /// A call waits at most this long; the caller asks again.
@@ -224,7 +223,9 @@ impl Shared {
             Ask::GiveUp(give_up) if give_up.is_for_this_host => {
                 self.with_job(|now, job| job.host_leaves(now, caller));
             }
-            Ask::GiveUp(give_up) => self.with_job(|now, job| job.give_up(now, &give_up.reason)),
+            Ask::GiveUp(give_up) => {
+                self.with_job(|now, job| job.give_up(now, &give_up.reason, give_up.signal));
+            }
             Ask::AskDirectives(wire::AskDirectives { num_known, wait_ms }) => {
                 let num_known = usize::try_from(num_known).unwrap_or(usize::MAX);
                 let wait = Duration::from_millis(wait_ms).min(self.sign_of_life());
@@ -268,30 +269,11 @@ impl Shared {
                 };
                 Ok(self.wait(Topic::Job, wait, news).await.unwrap_or(done))
             }
-            Ask::Failed(failed) => {
-                self.with_job(|now, job| {
-                    let process_index = job.member(caller)?;
-                    let name = job.membership.describe(process_index);
-                    let kind = match failed.is_peer_lost {
-                        true => FailureKind::PeerLost,
-                        false if failed.is_final => FailureKind::Final,
-                        // What is wrong before the first step of a job is wrong the next time too.
-                        false if !job.has_trained() => FailureKind::Final,
-                        false => FailureKind::FirstHand,
-                    };
-                    let reason = match failed.is_peer_lost {
-                        true => format!("{} ({name} says so)", failed.reason),
-                        false => format!("{name}: {}", failed.reason),
-                    };
-                    let is_deaf = failed.is_peer_lost || reason.contains(NO_ANSWER);
-                    let mut failure = Failure { processes: vec![process_index], reason, kind };
-                    if is_deaf {
-                        failure = job.explain(now, failure);
-                    }
-                    job.fail(now, failure);
-                    Ok(done)
-                })
-            }
+            Ask::Failed(failed) => self.with_job(|now, job| {
+                let process_index = job.member(caller)?;
+                job.process_failed(now, process_index, &failed);
+                Ok(done)
+            }),
             Ask::Leave(leave) => self.with_job(|now, job| {
                 let process_index = job.member(caller)?;
                 job.leave(now, process_index, &leave.outcome);

@@ -388,6 +388,9 @@ pub struct GiveUp {
     /// Only this host leaves the job, which goes on without it if it can.
     #[prost(bool, tag = "2")]
     pub is_for_this_host: bool,
+    /// The signal that stopped it; 0: none did.
+    #[prost(uint32, tag = "3")]
+    pub signal: u32,
 }
 /// A supervisor belongs to the job.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

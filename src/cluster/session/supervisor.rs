@@ -166,12 +166,13 @@ impl SupervisorSession {
         self.ask(Ask::ChildEnded(ask), Duration::ZERO).map(|_| ())
     }
 
-    /// This supervisor cannot go on: the job ends.
+    /// This supervisor cannot go on, because of this signal if it is not 0: the job ends.
     ///
     /// # Errors
     /// If the coordinator does not answer for 10 s or more.
-    pub fn give_up(&self, reason: &str) -> Result<(), Error> {
-        let ask = wire::GiveUp { reason: reason.to_owned(), is_for_this_host: false };
+    pub fn give_up(&self, reason: &str, signal: usize) -> Result<(), Error> {
+        let signal = u32::try_from(signal).unwrap_or_default();
+        let ask = wire::GiveUp { reason: reason.to_owned(), is_for_this_host: false, signal };
         self.ask(Ask::GiveUp(ask), Duration::ZERO).map(|_| ())
     }
 
@@ -181,7 +182,7 @@ impl SupervisorSession {
     /// # Errors
     /// If the coordinator does not answer for 10 s or more.
     pub fn leave(&self) -> Result<(), Error> {
-        let ask = wire::GiveUp { reason: String::new(), is_for_this_host: true };
+        let ask = wire::GiveUp { is_for_this_host: true, ..wire::GiveUp::default() };
         self.ask(Ask::GiveUp(ask), Duration::ZERO).map(|_| ())
     }
 

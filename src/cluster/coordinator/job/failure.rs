@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::{JobChange, JobState};
+use crate::cluster::messages as wire;
+use crate::cluster::session::NO_ANSWER;
 
 /// Shorter stops are those of a busy machine.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -45,6 +47,32 @@ impl JobState {
     /// work the next time.
     pub fn has_trained(&self) -> bool {
         self.membership.step() > 0 || self.was_taken_over || self.has_trained_before
+    }
+
+    /// A process says why it ends.
+    pub fn process_failed(&mut self, now: Duration, process_index: usize, failed: &wire::Failed) {
+        let name = self.membership.describe(process_index);
+        let reason = match failed.is_peer_lost {
+            true => format!("{} ({name} says so)", failed.reason),
+            false => format!("{name}: {}", failed.reason),
+        };
+        let is_deaf = failed.is_peer_lost || reason.contains(NO_ANSWER);
+        // Others go on without a host that is new to them and cannot begin.
+        let is_at_start = self.membership.step() == 0;
+        let is_refused = is_at_start && !is_deaf && self.refuse(process_index, &reason);
+        let kind = match failed.is_peer_lost {
+            true => FailureKind::PeerLost,
+            false if is_refused => FailureKind::FirstHand,
+            false if failed.is_final => FailureKind::Final,
+            // What is wrong before the first step of a job is wrong the next time too.
+            false if !self.has_trained() => FailureKind::Final,
+            false => FailureKind::FirstHand,
+        };
+        let mut failure = Failure { processes: vec![process_index], reason, kind };
+        if is_deaf {
+            failure = self.explain(now, failure);
+        }
+        self.fail(now, failure);
     }
 
     /// The process of the coordinator was stopped for `gap`, which `now` does not count. What the

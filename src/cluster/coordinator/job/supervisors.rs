@@ -185,9 +185,12 @@ impl JobState {
         }
     }
 
-    /// A supervisor cannot go on.
-    pub fn give_up(&mut self, now: Duration, reason: &str) {
+    /// A supervisor cannot go on, because of a signal if it is not 0.
+    pub fn give_up(&mut self, now: Duration, reason: &str, signal: u32) {
         self.is_final = true;
+        if signal > 0 {
+            self.signal = signal;
+        }
         let reason = reason.to_owned();
         match self.stage {
             Stage::Forming | Stage::Running => {

@@ -620,11 +620,21 @@ fn commands_that_never_join_may_end_well() {
 fn a_supervisor_that_gives_up_ends_the_job() {
     let mut world = World::supervised(2, 2);
     world.join_all();
-    world.job.give_up(world.now, "the disk is full");
+    world.job.give_up(world.now, "the disk is full", 0);
     assert_eq!(world.directives(), [start(1), kill(1, "the disk is full")]);
     world.all_ended(false);
     let end = Directive::End { is_success: false, text: "the disk is full".into(), signal: 0 };
     assert_eq!(world.directives(), [end]);
     let ask = AskDirectives { num_known: 3, wait_ms: 0 };
     assert!(world.job.directives(100, ask.num_known as usize).is_empty());
+}
+
+/// The supervisors of the other hosts end as if they had got the signal.
+#[test]
+fn a_signal_before_the_first_generation_reaches_all() {
+    let mut world = World::new(2, Some(2));
+    assert_eq!(world.register(0), registered());
+    world.job.give_up(world.now, "host a was stopped by a signal", 2);
+    let text = "host a was stopped by a signal".into();
+    assert_eq!(world.directives(), [Directive::End { is_success: false, text, signal: 2 }]);
 }

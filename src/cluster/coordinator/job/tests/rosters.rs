@@ -294,7 +294,20 @@ fn hosts_of_different_size_and_order() {
 
 #[test]
 fn a_new_host_that_cannot_take_part_ends_nothing() {
-    for (is_last, fails) in [(true, false), (false, false), (true, true)] {
+    /// What is wrong with its process.
+    #[derive(Debug)]
+    enum Wrong {
+        Binary { joins_last: bool },
+        EndsBeforeItJoins,
+        FailsAtItsStart { is_final: bool },
+    }
+    for wrong in [
+        Wrong::Binary { joins_last: true },
+        Wrong::Binary { joins_last: false },
+        Wrong::EndsBeforeItJoins,
+        Wrong::FailsAtItsStart { is_final: true },
+        Wrong::FailsAtItsStart { is_final: false },
+    ] {
         let mut world = Elastic::new(2, 3, 0, 1);
         (0..2).for_each(|host| assert_eq!(world.come(host, 1), registered()));
         world.pass(3 * SECOND);
@@ -314,13 +327,22 @@ fn a_new_host_that_cannot_take_part_ends_nothing() {
             };
             world.job.join(world.now, world.worker(process), &ask)
         };
-        // Its process has another binary, or ends with an error.
-        let mut order = [(0, "a"), (2, "b")];
-        if !is_last {
-            order.reverse();
-        }
-        match fails {
-            true => {
+        match wrong {
+            Wrong::Binary { joins_last: true } => {
+                join(&mut world, 0, "a");
+                join(&mut world, 2, "b");
+            }
+            Wrong::Binary { joins_last: false } => {
+                join(&mut world, 2, "b");
+                join(&mut world, 0, "a");
+            }
+            Wrong::FailsAtItsStart { is_final } => {
+                (0..3).for_each(|process| drop(join(&mut world, process, "a")));
+                let reason = "another directory".to_owned();
+                let failed = wire::Failed { is_peer_lost: false, reason, is_final };
+                world.job.process_failed(world.now, 2, &failed);
+            }
+            Wrong::EndsBeforeItJoins => {
                 join(&mut world, 0, "a");
                 let ended = ChildEnded {
                     generation: world.job.generation,
@@ -330,9 +352,6 @@ fn a_new_host_that_cannot_take_part_ends_nothing() {
                 };
                 world.job.child_ended(world.now, SESSION + 2, &ended);
             }
-            false => order.iter().for_each(|(process, binary)| {
-                join(&mut world, *process, binary);
-            }),
         }
         assert!(world.job.history.last().is_some_and(|end| end.processes == [2]));
         let directives = world.job.directives(SESSION + 2, 0);
@@ -343,7 +362,7 @@ fn a_new_host_that_cannot_take_part_ends_nothing() {
         world.end_processes(Some(1));
         world.hosts.remove(&2);
         world.pass(3 * SECOND);
-        assert_eq!(world.places(), [Some((0, 2)), Some((1, 2))], "{is_last} {fails}");
+        assert_eq!(world.places(), [Some((0, 2)), Some((1, 2))], "{wrong:?}");
         assert!(!world.job.has_ended());
     }
 }
