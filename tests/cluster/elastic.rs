@@ -48,6 +48,11 @@ impl Job {
 
     /// A host comes.
     pub fn come(&mut self) {
+        let host = self.start_host(&self.args);
+        self.hosts.push(host);
+    }
+
+    fn start_host(&self, args: &[String]) -> Running {
         let Self { min_hosts, max_hosts, .. } = self;
         let (range, spares) = (format!("{min_hosts}:{max_hosts}"), self.num_spares.to_string());
         let options = [
@@ -57,8 +62,8 @@ impl Job {
             ["--coordinator", &self.address],
         ];
         let options = [options.as_flattened(), &["--external-coordinator"]].concat();
-        let args = launch_hosts(&options, &self.args);
-        self.hosts.push(Running::start_with(&self.dir, &args, &[("LOCKSTEP_TOKEN", TOKEN)]));
+        let args = launch_hosts(&options, args);
+        Running::start_with(&self.dir, &args, &[("LOCKSTEP_TOKEN", TOKEN)])
     }
 
     /// A host is killed.
@@ -244,6 +249,15 @@ fn a_job_shrinks_to_one_process_and_grows_again() {
     job.come();
     job.until_processes(2, 20);
     job.leave(0);
+    job.until_processes(1, 20);
+    // One that would save elsewhere is left out.
+    let elsewhere = dir.path().join("elsewhere");
+    let elsewhere = args(1_000_000, &["--resume", "--out", text(&elsewhere)]);
+    let refused = job.start_host(&elsewhere).end();
+    assert_eq!(refused.code, Some(1));
+    for expected in ["goes on without this host", "do not see each other's files there"] {
+        assert!(refused.stderr.contains(expected), "{}", refused.stderr);
+    }
     job.until_processes(1, 20);
     let out = job.out.clone();
     job.stop();
