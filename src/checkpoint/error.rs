@@ -84,6 +84,16 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// The processes of a run do not have the directory in common.
+    #[error(
+        "the processes of the run do not see each other's files in {path}; set checkpoint.dir, or \
+         --out, to the same directory on all hosts, one that they share (a relative path begins \
+         where each was started), or checkpoint.dir to a URL of an object store"
+    )]
+    NotShared {
+        /// The directory.
+        path: Location,
+    },
     /// A URL, in a program that was built without object stores.
     #[error(
         "{path} is in an object store, but this program was built without the feature \

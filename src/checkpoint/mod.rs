@@ -43,7 +43,7 @@ pub use shard::{SavedShard, safetensors_dtype};
 pub use snapshot::ShardDescription;
 pub use source::{CheckpointSource, LocalSource, SourceFile};
 pub use together::{OtherProcesses, ShardPlace};
-pub use write::{not_shared, save};
+pub use write::save;
 
 /// A leaf of the state, copied to the host: the pieces that this process holds.
 #[derive(Clone, Debug)]

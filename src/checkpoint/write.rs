@@ -126,7 +126,7 @@ impl ShardPlace {
                 let path = dir.join(&name);
                 write_shard_file(&LocalDisk, &path, &name, leaves).map_err(|error| {
                     match error.kind() {
-                        io::ErrorKind::NotFound => not_shared(&dir),
+                        io::ErrorKind::NotFound => Error::NotShared { path: dir.as_path().into() },
                         _ => Error::io("write", &path)(error),
                     }
                 })
@@ -144,17 +144,8 @@ fn check_files(dir: &Path, files: &[FileRecord]) -> Result<(), Error> {
     for file in files {
         let found = fs::metadata(dir.join(&file.name)).map(|metadata| metadata.len());
         if found.ok() != Some(file.num_bytes) {
-            return Err(not_shared(dir));
+            return Err(Error::NotShared { path: dir.into() });
         }
     }
     Ok(())
-}
-
-/// The processes of a run save into `dir`, and it is not the same directory for all.
-pub fn not_shared(dir: &Path) -> Error {
-    let reason = "the processes of the run do not see each other's files there; set \
-                  checkpoint.dir, or --out, to the same directory on all hosts, one that they \
-                  share (a relative path begins where each was started), or checkpoint.dir to a URL \
-                  of an object store";
-    Error::OtherProcess { path: dir.into(), reason: reason.to_owned() }
 }

@@ -157,6 +157,9 @@ fn fail(member: Member, failure: &Error) {
         | Error::Checkpoint(checkpoint::Error::Damaged { .. }) => {
             (Cause::Final, failure.to_string())
         }
+        Error::Checkpoint(checkpoint::Error::NotShared { .. }) => {
+            (Cause::Host, failure.to_string())
+        }
         _ => (Cause::Own, failure.to_string()),
     };
     member.fail(cause, &reason);

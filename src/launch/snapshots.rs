@@ -137,10 +137,11 @@ fn send_all(sender: &Weak<SnapshotSender>) {
     let (mut last, mut lacks_memory) = (Ring::default(), false);
     while let Some(sender) = sender.upgrade() {
         let ring = sender.ring().clone();
-        if ring != last && !ring.sources.is_empty() {
-            not_before = Instant::now() + sender.fetch_after;
+        if ring != last {
+            let waits = !ring.sources.is_empty();
+            not_before = Instant::now() + if waits { sender.fetch_after } else { Duration::ZERO };
+            last.clone_from(&ring);
         }
-        last.clone_from(&ring);
         if !ring.sources.is_empty() && Instant::now() >= not_before {
             match fetch(&sender, &ring) {
                 Err(error) if error.kind() == io::ErrorKind::OutOfMemory && !lacks_memory => {

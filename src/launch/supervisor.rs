@@ -41,6 +41,10 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
     let say_of_job = |text: &str| say(&format!("launch: {text}"));
     let overseer = Overseer::new(limits, options.record_dir.clone(), say_of_job);
     await_name(options, requests)?;
+    let stop = requests.stop.load(Ordering::Relaxed);
+    if stop > 0 {
+        return Ok(LaunchEnd::Stopped(stop));
+    }
     let (mut coordinator, address) = start_coordinator(options, overseer.clone())?;
     let snapshots = SupervisorSnapshots::start(&address, options);
     let own = SupervisorOptions {
@@ -59,14 +63,20 @@ pub fn launch(options: &LaunchOptions, requests: &Requests) -> Result<LaunchEnd,
         held: HeldProcesses::default(),
         deadline: options.start_within,
     };
+    let mut until = awake::now() + options.start_within;
     let session = loop {
-        match register(&own, requests)? {
+        match register(&own, requests, until)? {
             Registration::Done(session) => break Arc::new(session),
             Registration::Stopped => {
                 return Ok(LaunchEnd::Stopped(requests.stop.load(Ordering::Relaxed)));
             }
+            // One that runs here answers again.
+            Registration::Vacant if coordinator.is_some() => {}
             Registration::Vacant => {
                 (coordinator, _) = start_coordinator(options, overseer.clone())?;
+                if coordinator.is_some() {
+                    until = awake::now() + options.start_within;
+                }
             }
         }
     };
@@ -136,8 +146,11 @@ enum Registration {
 
 /// Registers this host. Waits for the coordinator, and while other supervisors have all places: one
 /// of them may have been killed a moment ago.
-fn register(own: &SupervisorOptions, requests: &Requests) -> Result<Registration, cluster::Error> {
-    let until = awake::now() + own.deadline;
+fn register(
+    own: &SupervisorOptions,
+    requests: &Requests,
+    until: Duration,
+) -> Result<Registration, cluster::Error> {
     let mut said: Option<Duration> = None;
     let attempt = SupervisorOptions { deadline: ATTEMPT.min(own.deadline), ..own.clone() };
     while requests.stop.load(Ordering::Relaxed) == 0 {
@@ -431,7 +444,10 @@ impl Supervisor<'_> {
         let processes = first_process..first_process + num_local;
         let stop = self.requests.stop.load(Ordering::Relaxed);
         if stop > 0 {
-            self.session.give_up(&self.stopped(), stop)?;
+            self.forward_signals();
+            if !self.is_leaving {
+                self.session.give_up(&self.stopped(), stop)?;
+            }
             for process_index in processes {
                 self.session.child_ended(generation, process_index, "not started", None)?;
             }

@@ -57,6 +57,11 @@ impl<'a> Processes<'a> {
         self.member.filter(|member| member.process().num_processes > 1)
     }
 
+    /// The number of supervisors that have a part of the run; 0 without supervisors.
+    pub fn num_hosts(&self) -> usize {
+        self.session().map_or(0, |session| session.formation().num_hosts)
+    }
+
     fn session(&self) -> Option<&'a Session> {
         self.member.map(Member::session)
     }

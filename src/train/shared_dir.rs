@@ -1,7 +1,7 @@
 //! Whether all processes of a run see the directory into which they save.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,9 @@ use super::{Error, Job};
 use crate::checkpoint::{self, Location};
 use crate::cluster::random_bytes;
 
-/// A shared file system shows a new file to other hosts within this time.
-const SEEN_WITHIN: Duration = Duration::from_secs(5);
+/// A shared file system shows a new file to other hosts within this time: NFS keeps what it knows
+/// of a directory for 30 s.
+const SEEN_WITHIN: Duration = Duration::from_secs(35);
 /// The wait before it is looked for again.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -31,35 +32,38 @@ pub(super) fn check_shared(
     if processes.with_others().is_none() {
         return Ok(());
     }
-    let dir = match checkpoints::place(&job.config.checkpoint, out) {
+    let dir = || match checkpoints::place(&job.config.checkpoint, out) {
         Some(Location::Path(dir)) => Some(dir),
         Some(Location::Url(_)) | None => None,
     };
     let mark = || {
-        let Some(dir) = &dir else { return Ok(None) };
-        let random = random_bytes().map_err(checkpoint::Error::io("write", dir))?;
+        let Some(dir) = dir() else { return Ok(None) };
+        let random = random_bytes().map_err(checkpoint::Error::io("write", &*dir))?;
         let random = u64::from_le_bytes(*random.first_chunk().unwrap_or(&[0; 8]));
         let name = format!(".seen-by-all-{random:016x}");
         let path = dir.join(&name);
-        fs::write(&path, "").map_err(checkpoint::Error::io("write", &path))?;
-        Ok(Some(name))
+        fs::write(&path, "").map_err(checkpoint::Error::io("write", &*path))?;
+        Ok(Some((dir.to_string_lossy().into_owned(), name)))
     };
-    let Some(name) = processes.decided_by_first("a file for all to see", mark)? else {
-        return Ok(());
-    };
-    let dir = dir.unwrap_or_default();
-    let path = dir.join(name);
+    let marked = processes.decided_by_first("a file for all to see", mark)?;
+    let Some((of_first, name)) = marked else { return Ok(()) };
+    // All write their parts of a checkpoint to the path that the first process has.
+    let mut dirs = vec![PathBuf::from(of_first)];
+    if processes.num_hosts() > 1 && !processes.is_first() {
+        // Its host may come to have the first process.
+        dirs.push(dir().unwrap_or_else(|| PathBuf::from(".")));
+    }
     let since = Instant::now();
-    while !path.exists() {
+    while let Some(unseen) = dirs.iter().find(|dir| !dir.join(&name).exists()) {
         if since.elapsed() > SEEN_WITHIN {
-            return Err(checkpoint::not_shared(&dir).into());
+            return Err(checkpoint::Error::NotShared { path: unseen.as_path().into() }.into());
         }
         thread::sleep(PAUSE);
     }
     let seen = processes.gather("the file was seen", ());
     if processes.is_first() {
         // It is empty, and in nobody's way.
-        let _ = fs::remove_file(&path);
+        let _ = fs::remove_file(dirs[0].join(&name));
     }
     seen.map(drop)
 }

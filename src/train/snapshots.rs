@@ -365,8 +365,8 @@ fn write(
 }
 
 /// The steps after which the next snapshot is taken, or all ask each other again. They are after
-/// `num_steps` steps now, and the first and the last one of the generation were `taken` after these.
-/// `cost` and `step` are the seconds of a snapshot and of a step.
+/// `num_steps` steps now, and the first and the last one of the generation were `taken` after
+/// these. `cost` and `step` are the seconds of a snapshot and of a step.
 fn next_step(
     every: AutoOr<u64>,
     taken: Option<(u64, u64)>,

@@ -255,7 +255,7 @@ fn a_job_shrinks_to_one_process_and_grows_again() {
     let elsewhere = args(1_000_000, &["--resume", "--out", text(&elsewhere)]);
     let refused = job.start_host(&elsewhere).end();
     assert_eq!(refused.code, Some(1));
-    for expected in ["goes on without this host", "do not see each other's files there"] {
+    for expected in ["goes on without this host", "do not see each other's files in"] {
         assert!(refused.stderr.contains(expected), "{}", refused.stderr);
     }
     job.until_processes(1, 20);

@@ -245,6 +245,9 @@ pub struct Failed {
     /// Another attempt would fail as well.
     #[prost(bool, tag = "3")]
     pub is_final: bool,
+    /// Something is wrong with this host: the others can go on without it.
+    #[prost(bool, tag = "4")]
+    pub is_of_host: bool,
 }
 /// The caller has done everything.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -76,6 +76,8 @@ pub struct JoinOptions {
 pub enum Cause {
     /// An error of its own.
     Own,
+    /// Something is wrong with its host: others may go on without it.
+    Host,
     /// It lost the connection to another process, which may give a better reason.
     PeerLost,
     /// An error of its own, or a signal, that leaves no sense in another attempt.
@@ -358,6 +360,7 @@ impl Session {
             is_peer_lost: cause == Cause::PeerLost,
             reason: reason.to_owned(),
             is_final: cause == Cause::Final,
+            is_of_host: cause == Cause::Host,
         });
         let life = Arc::clone(self.life());
         let _ = block(async move { life.last(ask, LAST_PATIENCE).await });

@@ -57,9 +57,8 @@ impl JobState {
             false => format!("{name}: {}", failed.reason),
         };
         let is_deaf = failed.is_peer_lost || reason.contains(NO_ANSWER);
-        // Others go on without a host that is new to them and cannot begin.
-        let is_at_start = self.membership.step() == 0;
-        let is_refused = is_at_start && !is_deaf && self.refuse(process_index, &reason);
+        // Others go on without a host that is new to them and cannot take part.
+        let is_refused = failed.is_of_host && self.refuse(process_index, &reason);
         let kind = match failed.is_peer_lost {
             true => FailureKind::PeerLost,
             false if is_refused => FailureKind::FirstHand,

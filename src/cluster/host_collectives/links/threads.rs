@@ -177,9 +177,10 @@ fn read_frame(
     if is_measured {
         arrivals.begin(Instant::now());
     }
-    let payload = Payload::read(reader, num_bytes, buffers).map_err(describe)?;
+    let payload = Payload::read(reader, num_bytes, buffers);
     if is_measured {
         arrivals.end(Instant::now(), num_bytes);
     }
+    let payload = payload.map_err(describe)?;
     Ok((header, payload))
 }

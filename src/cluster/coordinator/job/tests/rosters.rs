@@ -299,14 +299,13 @@ fn a_new_host_that_cannot_take_part_ends_nothing() {
     enum Wrong {
         Binary { joins_last: bool },
         EndsBeforeItJoins,
-        FailsAtItsStart { is_final: bool },
+        HasAnotherDirectory,
     }
     for wrong in [
         Wrong::Binary { joins_last: true },
         Wrong::Binary { joins_last: false },
         Wrong::EndsBeforeItJoins,
-        Wrong::FailsAtItsStart { is_final: true },
-        Wrong::FailsAtItsStart { is_final: false },
+        Wrong::HasAnotherDirectory,
     ] {
         let mut world = Elastic::new(2, 3, 0, 1);
         (0..2).for_each(|host| assert_eq!(world.come(host, 1), registered()));
@@ -336,10 +335,10 @@ fn a_new_host_that_cannot_take_part_ends_nothing() {
                 join(&mut world, 2, "b");
                 join(&mut world, 0, "a");
             }
-            Wrong::FailsAtItsStart { is_final } => {
+            Wrong::HasAnotherDirectory => {
                 (0..3).for_each(|process| drop(join(&mut world, process, "a")));
                 let reason = "another directory".to_owned();
-                let failed = wire::Failed { is_peer_lost: false, reason, is_final };
+                let failed = wire::Failed { reason, is_of_host: true, ..Default::default() };
                 world.job.process_failed(world.now, 2, &failed);
             }
             Wrong::EndsBeforeItJoins => {
