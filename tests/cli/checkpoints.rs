@@ -8,7 +8,9 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::interrupted::Running;
-use super::{DIGITS, EXAMPLES, file, lockstep, metrics, names, summary, text, train_args};
+use super::{
+    DIGITS, EXAMPLES, file, lockstep, metrics, names, num_steps_written, summary, text, train_args,
+};
 
 const NUMBERS: [&str; 9] = [
     "step",
@@ -214,8 +216,8 @@ fn a_stopped_run_continues_where_it_was_and_one_that_is_asked_saves_and_goes_on(
     assert_eq!(names(&checkpoints).len(), 0);
     run.send("USR1");
     run.until("a checkpoint", |_| names(&checkpoints).iter().any(|name| name.starts_with("step")));
-    let num_steps = metrics(&out).len();
-    run.until("more steps", |_| metrics(&out).len() > num_steps);
+    let num_steps = num_steps_written(&out);
+    run.until("more steps", |_| num_steps_written(&out) > num_steps);
     run.send("TERM");
     assert_eq!(run.exit_code(), Some(143), "{}", fs::read_to_string(stderr).unwrap());
     let stopped = summary(&out)["steps"].as_u64().unwrap();

@@ -161,6 +161,11 @@ fn metrics(dir: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// How many lines of it are whole; a run may be writing more.
+fn num_steps_written(dir: &Path) -> usize {
+    fs::read_to_string(dir.join("metrics.jsonl")).unwrap().matches('\n').count()
+}
+
 /// `summary.json`.
 fn summary(dir: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(dir.join("summary.json")).unwrap()).unwrap()
