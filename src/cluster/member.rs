@@ -292,9 +292,9 @@ impl Member {
         (!self.options.hides_waits).then_some(waits)
     }
 
-    /// As [`Rendezvous::bytes_per_sec`].
-    pub fn bytes_per_sec(&self) -> Option<f64> {
-        self.rendezvous.get()?.bytes_per_sec()
+    /// As [`Rendezvous::link_bytes_per_sec`].
+    pub fn link_bytes_per_sec(&self) -> Option<f64> {
+        self.rendezvous.get()?.link_bytes_per_sec()
     }
 
     /// Reports steps that have ended, each with these times. A probe came before the first.

@@ -23,7 +23,7 @@ const ATTEMPTS: u32 = 3;
 const AGAIN: Duration = Duration::from_secs(1);
 /// A host that comes to a running generation mostly gets a place in the next one before this is
 /// over: then it reads the last state of this one.
-const STAYS_WAITING: Duration = Duration::from_secs(3);
+const FETCH_AFTER: Duration = Duration::from_secs(3);
 /// The rate of smaller snapshots says little about the network.
 const MEASURED_BYTES: u64 = 1 << 20;
 
@@ -70,7 +70,7 @@ impl SupervisorSnapshots {
         let sender = address.and_then(start).and_then(|holder| {
             let ring = Mutex::default();
             let has_said = AtomicBool::new(false);
-            let fetch_after = STAYS_WAITING;
+            let fetch_after = FETCH_AFTER;
             let sender = SnapshotSender { holder, secret, job, ring, fetch_after, has_said };
             let sender = Arc::new(sender);
             let sending = Arc::downgrade(&sender);
@@ -227,7 +227,7 @@ fn send(
         if record.data_bytes >= MEASURED_BYTES && !sender.has_said.swap(true, Relaxed) {
             let mb_per_sec = record.data_bytes as f64 / 1e6 / begun.elapsed().as_secs_f64();
             say(&format!(
-                "launch: copies of snapshots reach the next host, {}, with {mb_per_sec:.0} MB/s",
+                "launch: copies of snapshots reach the next host, {}, at {mb_per_sec:.0} MB/s",
                 ring.next
             ));
         }

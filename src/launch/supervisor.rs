@@ -162,8 +162,9 @@ fn register(
                     said = Some(now);
                     let secs = until.saturating_sub(now).as_secs_f64().round();
                     say(&format!(
-                        "launch: {text}; waiting up to {secs} s until one of them is gone. More \
-                         hosts take --spares K or a larger --hosts, and another job another port"
+                        "launch: {text}; waiting up to {secs} s for one of them to leave. For \
+                         more hosts set --spares K or a larger --hosts; another job needs another \
+                         port"
                     ));
                 }
                 thread::sleep(ATTEMPT);

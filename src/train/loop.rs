@@ -326,7 +326,7 @@ impl<'a> Loop<'a> {
             let waits = self.processes.take_waits();
             let collective_wait =
                 waits.as_ref().map(|waits| waits.iter().map(|launch| launch.waited).sum());
-            if let Some(rate) = self.processes.bytes_per_sec() {
+            if let Some(rate) = self.processes.link_bytes_per_sec() {
                 self.recorder.links_measured(rate);
             }
             self.has_recorded = true;

@@ -262,9 +262,8 @@ pub fn train(job: &Job<'_>, options: &Options) -> Result<Outcome, Error> {
     stop.begin();
     let snapshots = beginning.snapshots((job, options), &run, &trainer, &resolved);
     let saver = beginning.saver((job, processes), &run, &trainer, &resolved, &mut recorder);
-    let is_shared = || shared_dir::check_shared(processes, job, options.out.as_deref());
-    let saver = saver.and_then(|saver| is_shared().map(|()| saver));
     let steps = saver.and_then(|saver| {
+        shared_dir::check_shared(processes, job, options.out.as_deref())?;
         let stop = (stop, processes);
         Loop::new(job, &run, stop, &mut trainer, &mut recorder, (saver, snapshots))
     });

@@ -164,8 +164,8 @@ impl<'a> Processes<'a> {
     }
 
     /// Bytes per second at which messages of other processes arrive, once that is known.
-    pub fn bytes_per_sec(&self) -> Option<f64> {
-        self.member?.bytes_per_sec()
+    pub fn link_bytes_per_sec(&self) -> Option<f64> {
+        self.member?.link_bytes_per_sec()
     }
 
     /// Processes that were found to be slow since the last call; none but in the first process.

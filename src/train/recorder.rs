@@ -226,7 +226,7 @@ impl Recorder {
         if self.link_bytes_per_sec.replace(bytes_per_sec).is_none() {
             let mb_per_sec = bytes_per_sec / 1e6;
             self.say(&format!(
-                "host collectives: messages of other processes arrive with {mb_per_sec:.0} MB/s"
+                "host collectives: messages from other processes arrive at {mb_per_sec:.0} MB/s"
             ));
         }
     }

@@ -11,6 +11,9 @@ use super::{Error, Job};
 use crate::checkpoint::{self, Location};
 use crate::cluster::random_bytes;
 
+/// A file in the directory, for as long as the processes look for it; after a kill until the next
+/// start.
+const NAME: &str = ".seen-by-all";
 /// A shared file system shows a new file to other hosts within this time: NFS keeps what it knows
 /// of a directory for 30 s.
 const SEEN_WITHIN: Duration = Duration::from_secs(35);
@@ -29,7 +32,8 @@ pub(super) fn check_shared(
     job: &Job<'_>,
     out: Option<&Path>,
 ) -> Result<(), Error> {
-    if processes.with_others().is_none() {
+    // The processes of one supervisor were started in the same place with the same arguments.
+    if processes.with_others().is_none() || processes.num_hosts() == 1 {
         return Ok(());
     }
     let dir = || match checkpoints::place(&job.config.checkpoint, out) {
@@ -38,15 +42,14 @@ pub(super) fn check_shared(
     };
     let mark = || {
         let Some(dir) = dir() else { return Ok(None) };
-        let random = random_bytes().map_err(checkpoint::Error::io("write", &*dir))?;
-        let random = u64::from_le_bytes(*random.first_chunk().unwrap_or(&[0; 8]));
-        let name = format!(".seen-by-all-{random:016x}");
-        let path = dir.join(&name);
-        fs::write(&path, "").map_err(checkpoint::Error::io("write", &*path))?;
-        Ok(Some((dir.to_string_lossy().into_owned(), name)))
+        let path = dir.join(NAME);
+        let failed = checkpoint::Error::io("write", &*path);
+        let contents = random_bytes().map_err(&failed)?;
+        fs::write(&path, contents).map_err(failed)?;
+        Ok(Some((dir.to_string_lossy().into_owned(), contents)))
     };
     let marked = processes.decided_by_first("a file for all to see", mark)?;
-    let Some((of_first, name)) = marked else { return Ok(()) };
+    let Some((of_first, contents)) = marked else { return Ok(()) };
     // All write their parts of a checkpoint to the path that the first process has.
     let mut dirs = vec![PathBuf::from(of_first)];
     if processes.num_hosts() > 1 && !processes.is_first() {
@@ -54,7 +57,8 @@ pub(super) fn check_shared(
         dirs.push(dir().unwrap_or_else(|| PathBuf::from(".")));
     }
     let since = Instant::now();
-    while let Some(unseen) = dirs.iter().find(|dir| !dir.join(&name).exists()) {
+    let is_seen = |dir: &Path| fs::read(dir.join(NAME)).is_ok_and(|found| found == contents);
+    while let Some(unseen) = dirs.iter().find(|dir| !is_seen(dir)) {
         if since.elapsed() > SEEN_WITHIN {
             return Err(checkpoint::Error::NotShared { path: unseen.as_path().into() }.into());
         }
@@ -62,8 +66,8 @@ pub(super) fn check_shared(
     }
     let seen = processes.gather("the file was seen", ());
     if processes.is_first() {
-        // It is empty, and in nobody's way.
-        let _ = fs::remove_file(dirs[0].join(&name));
+        // It is small, and in nobody's way.
+        let _ = fs::remove_file(dirs[0].join(NAME));
     }
     seen.map(drop)
 }

@@ -8,8 +8,8 @@
 //! How often, if it is not configured: a snapshot costs C, and a failure comes after M on average.
 //! The least is lost with sqrt(2 C M) between two snapshots (Young, "A first order approximation to
 //! the optimum checkpoint interval", 1974), and M is not known: see [`MEAN_SECS_TO_FAILURE`]. At
-//! the beginning of a generation there is little that could be lost, and all of it would be: the
-//! time between snapshots grows from [`FIRST_SECS`] on, by as much as has passed.
+//! the beginning of a generation a failure would lose all of its steps: the interval begins with
+//! [`FIRST_SECS`], and doubles up to that value.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

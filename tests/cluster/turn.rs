@@ -21,7 +21,7 @@ struct Turns {
 static TURNS: Mutex<Turns> = Mutex::new(Turns { taken: 0, num_waiting: 0 });
 static CHANGED: Condvar = Condvar::new();
 
-/// No other run beside this one: a second is too long, or times are compared.
+/// No other run beside this one: for deadlines of seconds, and for times that are compared.
 pub fn alone() -> Turn {
     take(MAX_RUNS)
 }

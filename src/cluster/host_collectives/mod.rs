@@ -108,7 +108,7 @@ impl Rendezvous {
 
     /// Bytes per second at which messages of other processes arrive, long ones and while any does;
     /// `None` before there were enough.
-    pub fn bytes_per_sec(&self) -> Option<f64> {
+    pub fn link_bytes_per_sec(&self) -> Option<f64> {
         self.arrivals.bytes_per_sec()
     }
 
